@@ -1,0 +1,1 @@
+"""Reading engines: each kind's own pages and names behind one contract."""

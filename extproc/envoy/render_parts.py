@@ -1,0 +1,72 @@
+"""Small pieces that the renderer's files share: names, durations, addresses, packed extensions."""
+
+import datetime
+from collections.abc import Sequence
+
+import betterproto2
+from envoy_data_plane.envoy.config.core.v3 import (
+    Address,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    Pipe,
+    RetryPolicy,
+    SocketAddress,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.config import split_address
+
+FLOW_WINDOW = 1 << 20
+"""Flow-control window of one HTTP/2 stream: a whole long prompt without a round trip, little memory a client."""
+
+
+def seconds(value: float) -> datetime.timedelta:
+    """A duration as the message classes take it."""
+    return datetime.timedelta(seconds=value)
+
+
+def milliseconds(value: float) -> datetime.timedelta:
+    """A duration as the message classes take it."""
+    return datetime.timedelta(milliseconds=value)
+
+
+def extension(name: str, message: betterproto2.Message) -> TypedExtensionConfig:
+    """Pack a message as an extension."""
+    return TypedExtensionConfig(name=name, typed_config=Any.pack(message))
+
+
+def socket_address(address: str) -> Address:
+    """Turn `host:port` into an address."""
+    host, port = split_address(address)
+    return Address(socket_address=SocketAddress(address=host, port_value=port))
+
+
+def pipe_address(path: str) -> Address:
+    """Turn the path of a Unix socket into an address."""
+    return Address(pipe=Pipe(path=path))
+
+
+def grpc_service(cluster: str, retries: RetryPolicy | None = None) -> GrpcService:
+    """A gRPC service behind one of our own clusters."""
+    return GrpcService(
+        envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, skip_envoy_headers=True), retry_policy=retries
+    )
+
+
+def worker_addresses(hosts: Sequence[str], workers: int, first_port: int, socket_dir: str) -> list[Address]:
+    """Where Envoy reaches the workers: Unix sockets when they share its host, else host x port."""
+    if socket_dir:
+        return [pipe_address(f"{socket_dir}/worker-{index}.sock") for index in range(workers)]
+    return [
+        Address(socket_address=SocketAddress(address=host.strip("[]"), port_value=first_port + index))
+        for host in hosts
+        for index in range(workers)
+    ]
+
+
+def keeper_addresses(hosts: Sequence[str], port: int, socket_dir: str) -> list[Address]:
+    """Where Envoy reaches the keepers."""
+    if socket_dir:
+        return [pipe_address(f"{socket_dir}/keeper.sock")]
+    return [Address(socket_address=SocketAddress(address=host.strip("[]"), port_value=port)) for host in hosts]

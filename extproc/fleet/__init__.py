@@ -1,0 +1,1 @@
+"""The keeper's work: who is in the fleet, how each endpoint is, and telling the others."""

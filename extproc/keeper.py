@@ -1,0 +1,191 @@
+"""The keeper of a host: reads engines, tells Envoy the members of each pool, shows metrics and health over HTTP."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import msgspec
+from aiohttp import web
+
+from extproc import __version__, addresses, explain_pages, inner, reload
+from extproc.clock import SystemClock
+from extproc.config import Config, Gateway, split_address
+from extproc.engines.vllm import VllmAdapter
+from extproc.envoy import server as grpc_server
+from extproc.envoy.discovery import Discovery, Member, Roster
+from extproc.envoy.health import Health
+from extproc.errors import ConfigError, StoreError, WorkerError
+from extproc.fleet.holding import Holding
+from extproc.fleet.membership import Membership
+from extproc.fleet.scraper import WORK, Scraper
+from extproc.processes import until_stopped
+from extproc.state.memory import MemoryStore
+from extproc.state.redis import RedisStore
+from extproc.state.resilient import ResilientStore
+from extproc.store_watch import StoreWatch
+from extproc.telemetry import logs, pages
+from extproc.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Everything a keeper is made of."""
+
+    membership: Membership
+    holding: Holding
+    scraper: Scraper
+    roster: Roster
+    discovery: Discovery
+    health: Health
+    store: ResilientStore
+    watch: StoreWatch
+    metrics: Metrics
+    workers: dict[str, grpc.aio.Channel]
+
+
+async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
+    """Keep until SIGINT or SIGTERM; returns the exit code.
+
+    Raises:
+        ConfigError: no usable store is configured, or an address cannot be opened.
+    """
+    logs.setup(config.telemetry.log_level, "keeper")
+    parts = compose(config)
+
+    async def apply(changed: Config) -> None:
+        logs.setup(changed.telemetry.log_level, "keeper")
+        parts.scraper.apply(changed)
+        await parts.membership.apply(changed)
+
+    with contextlib.suppress(StoreError):
+        await parts.store.ping()
+    await apply(config)
+    await parts.watch.look()
+    # Before Envoy can ask: an answer without members would take away the endpoints it has.
+    _tell_members(parts)
+    async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(_close, parts)
+        admin = await _serve_admin(parts, config.gateway)
+        cleanup.push_async_callback(admin.cleanup)
+        server = grpc_server.make_server([parts.discovery.handler(), parts.health.handler()], max_body_bytes=0)
+        grpc_server.bind(server, addresses.keeper(config.gateway.sidecar))
+        await server.start()
+        watcher = reload.Watcher(path, settings, config, apply)
+        tasks = (parts.membership.run(), parts.scraper.run(), parts.watch.run(), _tell_envoy(parts), watcher.run())
+        background = [asyncio.create_task(task) for task in tasks]
+        parts.health.set_ready(True)
+        log.info("keeper is ready", extra={"admin": config.gateway.sidecar.admin, "keeper": parts.holding.holder})
+        code = await until_stopped(background)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await grpc_server.stop(server, parts.health, long_lived=[parts.discovery], drain_s=1.0)
+    return code
+
+
+async def _close(parts: Parts) -> None:
+    await asyncio.gather(*(channel.close() for channel in parts.workers.values()))
+    await parts.store.close()
+
+
+def compose(config: Config) -> Parts:
+    """Build the parts of a keeper; channels connect when they are first used.
+
+    Raises:
+        ConfigError: no usable store is configured.
+    """
+    clock = SystemClock()
+    # A keeper waits longer than a decision would: nobody waits for it.
+    redis = RedisStore(addresses.store(config.redis), max(config.redis.timeout_ms, 500), config.redis.key_prefix)
+    store = ResilientStore(redis, MemoryStore(clock))
+    membership, metrics, roster = Membership(), Metrics(__version__), Roster()
+    holding = Holding(store, WORK, secrets.token_hex(8), clock)
+    rng = random.Random()  # noqa: S311
+    sidecar = config.gateway.sidecar
+    return Parts(
+        membership=membership,
+        holding=holding,
+        scraper=Scraper(membership, store, holding, {"vllm": VllmAdapter()}, metrics, clock, rng),
+        roster=roster,
+        discovery=Discovery(roster),
+        health=Health(),
+        store=store,
+        watch=StoreWatch(redis, store, membership.current, metrics.store, clock),
+        metrics=metrics,
+        workers={
+            f"worker-{index}": inner.channel(addresses.local_worker(sidecar, index)) for index in range(sidecar.workers)
+        },
+    )
+
+
+async def _tell_envoy(parts: Parts) -> None:
+    """Pass every change of membership on to Envoy."""
+    version = -1
+    while True:
+        version = await parts.membership.changed(version)
+        _tell_members(parts)
+
+
+def _tell_members(parts: Parts) -> None:
+    members = parts.membership.current()
+    parts.roster.replace({pool: [Member(at) for at in sorted(ids.values())] for pool, ids in members.items()})
+
+
+async def _serve_admin(parts: Parts, gateway: Gateway) -> web.AppRunner:
+    """Open the admin page. Raises ConfigError when its address cannot be opened."""
+    admin, longest = gateway.sidecar.admin, gateway.max_body_bytes
+    app = web.Application(client_max_size=explain_pages.largest_question(longest))
+    app.add_routes(
+        [
+            web.get("/metrics", lambda _: _metrics(parts)),
+            web.get("/healthz", lambda _: _healthz()),
+            web.get("/readyz", lambda _: _readyz(parts)),
+            *explain_pages.routes(parts.workers, longest),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    host, port = split_address(admin)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigError(f"cannot listen on {admin}: {error.strerror}; see gateway.sidecar.admin") from error
+    return runner
+
+
+async def _metrics(parts: Parts) -> web.Response:
+    """All processes of this host on one page; a worker that does not answer is missing from it."""
+    parts.watch.tell()
+    read = await asyncio.gather(*(_page_of(name, channel) for name, channel in parts.workers.items()))
+    merged = pages.merge({"keeper": parts.metrics.page(), **dict(zip(parts.workers, read, strict=True))})
+    return web.Response(body=merged, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def _page_of(name: str, channel: grpc.aio.Channel) -> bytes:
+    try:
+        return await inner.read_page(channel)
+    except WorkerError as error:
+        log.warning("a worker is missing from the metrics page", extra={"worker": name, "error": str(error)})
+        return b""
+
+
+async def _healthz() -> web.Response:
+    return web.json_response({"status": "alive"})
+
+
+async def _readyz(parts: Parts) -> web.Response:
+    """Health by component. Ready while at least one worker answers: everything else degrades, and says so."""
+    states = await asyncio.gather(*(inner.is_ready(channel) for channel in parts.workers.values()))
+    components = {name: "ok" if up else "down" for name, up in zip(parts.workers, states, strict=True)}
+    components["store"] = parts.watch.component()
+    known = [state for pool in parts.scraper.states().values() for state in pool.values()]
+    components["engines"] = "ok" if all(each.reachable and not each.stalled_s for each in known) else "degraded"
+    ready = any(states)
+    return web.json_response({"ready": ready, "components": components}, status=200 if ready else 503)

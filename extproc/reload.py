@@ -1,0 +1,150 @@
+"""Watches `warmpath.yaml` while it is in use: a good change is taken, a bad one is refused and said."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from extproc.config import Config
+from extproc.config_file import load, parse
+from extproc.errors import ConfigError
+from extproc.overrides import overlay
+
+_EVERY_S = 0.5
+_STILL_S = 0.05
+"""A changed file is taken once it has been the same for so long."""
+_FIXED = ("gateway", "redis", "timeouts", "retries")
+_PRIORS = ("prefill_tokens_per_s", "kv_tokens", "bytes_per_token")
+
+log = logging.getLogger(__name__)
+
+
+def read(path: Path, settings: Sequence[str]) -> Config:
+    """The file with the command line's overrides laid over it. Raises ConfigError."""
+    return overlay(load(path), settings)
+
+
+def read_or(path: Path, settings: Sequence[str], last_good: Path | None) -> Config:
+    """As `read`, but a file that is bad now is replaced by the copy that was in use last.
+
+    A process that dies while somebody is editing must be able to start again. Raises ConfigError as `read` when there
+    is no such copy.
+    """
+    try:
+        return read(path, settings)
+    except ConfigError as error:
+        if last_good is None or not last_good.is_file():
+            raise
+        log.error("the configuration is refused, the one in use before stays", extra={"error": str(error)})
+        return load(last_good)
+
+
+def keep(config: Config, last_good: Path) -> None:
+    """Write a copy for `read_or`, readable by this user alone: it may hold the store's password."""
+    fresh = last_good.with_suffix(".new")
+    fresh.touch(mode=0o600)
+    fresh.write_text(yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False), encoding="utf-8")
+    fresh.replace(last_good)
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """What of a change cannot be taken while running: what Envoy's own configuration or a learnt number began with."""
+    parts = [section for section in _FIXED if getattr(old, section) != getattr(new, section)]
+    if old.routing.block_tokens != new.routing.block_tokens:
+        parts.append("routing.block_tokens")
+    if old.telemetry.access_log_flush_ms != new.telemetry.access_log_flush_ms:
+        parts.append("telemetry.access_log_flush_ms")
+    parts += [
+        f"pools.{name}.{prior}"
+        for name, pool in old.pools.items()
+        for prior in _PRIORS
+        if name in new.pools and getattr(pool, prior) != getattr(new.pools[name], prior)
+    ]
+    return parts + ([] if set(old.pools) == set(new.pools) else ["the set of pools"])
+
+
+class Watcher:
+    """Follows one file. Its content is compared, not its time: some file systems and mounts keep times coarse."""
+
+    def __init__(
+        self, path: Path, settings: Sequence[str], config: Config, apply: Callable[[Config], Awaitable[None]]
+    ) -> None:
+        """`config` is what the file said at the start; `apply` takes each good change."""
+        self._path = path
+        self._settings = settings
+        self._config = config
+        self._apply = apply
+        # Nothing yet: the file may have changed since `config` was read.
+        self._seen: bytes | None = None
+
+    async def run(self) -> None:
+        """Look twice a second until cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take the file's new content if it changed and is good."""
+        content = await asyncio.to_thread(_content, self._path)
+        if content == self._seen:
+            return
+        await asyncio.sleep(_STILL_S)
+        if content != await asyncio.to_thread(_content, self._path):
+            return  # Still being written: half a list of endpoints is good YAML too. The next look sees it whole.
+        self._seen = content
+        try:
+            changed = self._read(content)
+        except ConfigError as error:
+            log.error("the changed configuration is refused, the old one stays", extra={"error": str(error)})
+            return
+        if fixed := needs_restart(self._config, changed):
+            log.warning("these changes are taken at the next restart only", extra={"sections": fixed})
+            changed = _without_fixed(self._config, changed)
+        if changed == self._config:
+            return
+        self._config = changed
+        await self._apply(changed)
+        log.info("the changed configuration is in use", extra={"pools": sorted(changed.pools)})
+
+    def _read(self, content: bytes) -> Config:
+        """What was compared is what is parsed.
+
+        A file that is read again may be half-written by then, and the refusal would stand although the next look finds
+        nothing new. Raises ConfigError.
+        """
+        if not content:
+            return read(self._path, self._settings)  # says whether the file is empty or gone
+        return overlay(parse(content, self._path), self._settings)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _without_fixed(old: Config, new: Config) -> Config:
+    """The new configuration as far as it can be taken now: its endpoints, policies and weights.
+
+    A model that moves to a pool which is not there yet stays where it is until then.
+    """
+    pools = {name: new.pools.get(name, pool) for name, pool in old.pools.items()}
+    models = {
+        name: model if model.pool in pools else old.models[name]
+        for name, model in new.models.items()
+        if model.pool in pools or name in old.models
+    }
+    return Config(
+        models=models or old.models,
+        pools=pools,
+        gateway=old.gateway,
+        redis=old.redis,
+        routing=new.routing,
+        timeouts=old.timeouts,
+        retries=old.retries,
+        telemetry=new.telemetry,
+    )

@@ -1,0 +1,251 @@
+"""The routes that make an engine work: chat, completions and embeddings."""
+
+import base64
+import struct
+import time
+import uuid
+from collections.abc import Sequence as Items
+from typing import Any
+
+import msgspec
+
+from extproc.sim.answers import Job, StreamedAnswer, WholeAnswer
+from extproc.sim.bodies import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Sampling,
+    check,
+    empty_prompt,
+    prompts_of,
+    read,
+)
+from extproc.sim.control import Control, FailBody, stream_fault
+from extproc.sim.pacer import Pacer
+from extproc.sim.refusals import (
+    Refusal,
+    answer_too_long,
+    bad_value,
+    busy,
+    engine_failed,
+    invalid,
+    prompt_too_long,
+    unknown_model,
+)
+from extproc.sim.sequence import Listener, Sequence
+from extproc.sim.settings import SimSettings
+from extproc.sim.tokens import answer, block_hashes, embedding, from_ids, padded, render_chat, token_count
+from extproc.sim.wire import Exchange, Request
+
+
+class Generation:
+    """Turns request bodies into sequences, hands them to the engine and answers with what comes of them."""
+
+    def __init__(self, settings: SimSettings, control: Control, pacer: Pacer) -> None:
+        self._settings = settings
+        self._control = control
+        self._pacer = pacer
+        self._context = settings.engine.context_tokens
+
+    def chat(self, request: Request, exchange: Exchange) -> None:
+        """`POST /v1/chat/completions`."""
+        body = read(ChatBody, request.body)
+        if not body.messages:
+            raise bad_value("messages must not be empty", "messages", 0)
+        prompt = render_chat(body.messages, body.tools, generation_prompt=body.add_generation_prompt)
+        self._generate(body, [prompt], request, exchange)
+
+    def completions(self, request: Request, exchange: Exchange) -> None:
+        """`POST /v1/completions`."""
+        body = read(CompletionBody, request.body)
+        self._generate(body, [_encode(one) for one in prompts_of(body.prompt)], request, exchange)
+
+    def embeddings(self, request: Request, exchange: Exchange) -> None:
+        """`POST /v1/embeddings`."""
+        body = read(EmbeddingBody, request.body)
+        if _failed_at_once(self._control.next_failure(), exchange):
+            return
+        self.adapter_of(body.model)
+        inputs = [_encode(one) for one in prompts_of(body.input)]
+        for one in inputs:
+            self._check_prompt(token_count(one))
+        sequences = [self._sequence(one, b"", body.model, body.cache_salt) for one in inputs]
+        for sequence in sequences:
+            sequence.end_reason = "stop"
+        self._admit(len(sequences))
+        model = body.model or self._settings.model
+        listener = _EmbeddingAnswer(body, model, _request_id(request), inputs, self._settings.embedding_dims, exchange)
+        self._submit(sequences, listener, exchange)
+
+    def adapter_of(self, model: str | None) -> str:
+        """Return the adapter that `model` names, "" for the base model.
+
+        Raises:
+            Refusal: 404, the model is not served.
+        """
+        if model is None or model == self._settings.model:
+            return ""
+        if model not in self._settings.adapters:
+            raise unknown_model(model, (self._settings.model, *self._settings.adapters))
+        return model
+
+    def _generate(self, body: Sampling, prompts: list[bytes], request: Request, exchange: Exchange) -> None:
+        failure = self._control.next_failure()
+        if _failed_at_once(failure, exchange):
+            return
+        self.adapter_of(body.model)
+        check(body)
+        texts: list[bytes] = []
+        sequences: list[Sequence] = []
+        for prompt in prompts:
+            length, reason = self._answer_length(body, token_count(prompt))
+            for choice in range(body.n or 1):
+                texts.append(answer(prompt, length, choice=choice, seed=body.seed or 0))
+                sequence = self._sequence(prompt, texts[-1], body.model, body.cache_salt)
+                sequence.end_reason, sequence.streamed = reason, bool(body.stream)
+                sequences.append(sequence)
+        self._admit(len(sequences))
+        job = Job(
+            body=body,
+            model=body.model or self._settings.model,
+            request_id=_request_id(request),
+            texts=texts,
+            sequences=sequences,
+            prompt_tokens=sum(map(token_count, prompts)),
+            details=self._settings.prompt_tokens_details,
+        )
+        listener: Listener = WholeAnswer(job, exchange)
+        if body.stream:
+            fault = stream_fault(failure)
+            listener = StreamedAnswer(job, exchange, fault=fault, on_fault=lambda: self._drop(sequences))
+        stats = self._pacer.engine.stats
+        for sequence in sequences:
+            stats.max_tokens.observe(body.longest or sequence.answer_tokens)
+            stats.choices.observe(body.n or 1)
+        self._submit(sequences, listener, exchange)
+
+    def _answer_length(self, body: Sampling, prompt_tokens: int) -> tuple[int, str]:
+        """Return how many tokens the answer has and why it ends.
+
+        Raises:
+            Refusal: 400, prompt or answer exceed the context.
+        """
+        self._check_prompt(prompt_tokens)
+        room = self._context - prompt_tokens
+        longest = room if body.longest is None else body.longest
+        if longest > room:
+            raise answer_too_long(longest, prompt_tokens, self._context)
+        natural = max(self._settings.answer_tokens, body.min_tokens)
+        if body.ignore_eos or longest <= natural:
+            return longest, "length"
+        return natural, "stop"
+
+    def _check_prompt(self, tokens: int) -> None:
+        if not tokens:
+            raise empty_prompt()
+        if tokens >= self._context:
+            raise prompt_too_long(tokens, self._context)
+
+    def _sequence(self, prompt: bytes, text: bytes, model: str | None, salt: str | None) -> Sequence:
+        size = self._settings.engine.block_size
+        hashes = block_hashes(prompt + text, size, adapter=self.adapter_of(model), salt=salt or "")
+        return Sequence(token_count(prompt), token_count(text), hashes)
+
+    def _admit(self, count: int) -> None:
+        limit, engine = self._settings.max_num_queued_reqs, self._pacer.engine
+        if limit and engine.live + count > limit:
+            engine.stats.rejected += 1
+            raise busy()
+
+    def _submit(self, sequences: Items[Sequence], listener: Listener, exchange: Exchange) -> None:
+        exchange.on_disconnect = lambda: self._drop(sequences)
+        for sequence in sequences:
+            sequence.listener = listener
+        self._pacer.submit(sequences)
+
+    def _drop(self, sequences: Items[Sequence]) -> None:
+        for sequence in sequences:
+            self._pacer.abort(sequence)
+
+
+class _EmbeddingAnswer:
+    """Answers with the vectors once every input is through its prefill."""
+
+    def __init__(
+        self,
+        body: EmbeddingBody,
+        model: str,
+        request_id: str,
+        inputs: list[bytes],
+        dims: int,
+        exchange: Exchange,
+    ) -> None:
+        self._body = body
+        self._model = model
+        self._request_id = request_id
+        self._inputs = inputs
+        self._dims = dims
+        self._exchange = exchange
+        self._left = len(inputs)
+
+    def progress(self, sequence: Sequence) -> None:
+        """See `Listener.progress`."""
+        del sequence
+        self._left -= 1
+        if self._left:
+            return
+        tokens = sum(map(token_count, self._inputs))
+        rows = [
+            {"index": index, "object": "embedding", "embedding": self._vector(one)}
+            for index, one in enumerate(self._inputs)
+        ]
+        answer_body: dict[str, Any] = {
+            "id": f"embd-{self._request_id}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._model,
+            "data": rows,
+            "usage": {
+                "prompt_tokens": tokens,
+                "total_tokens": tokens,
+                "completion_tokens": 0,
+                "prompt_tokens_details": None,
+            },
+        }
+        self._exchange.send(200, msgspec.json.encode(answer_body))
+
+    def _vector(self, data: bytes) -> list[float] | str:
+        values = embedding(data, self._dims)
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+        return values
+
+
+def _encode(prompt: str | list[int]) -> bytes:
+    """Return the tokens of one prompt.
+
+    Raises:
+        Refusal: 400, ids that are none.
+    """
+    if isinstance(prompt, str):
+        return padded(prompt.encode())
+    try:
+        return from_ids(prompt)
+    except ValueError as error:
+        raise invalid(f"1 validation error:\n  {error}") from error
+
+
+def _request_id(request: Request) -> str:
+    given = request.headers.get(b"x-request-id")
+    return given.decode("latin-1") if given else uuid.uuid4().hex
+
+
+def _failed_at_once(failure: FailBody | None, exchange: Exchange) -> bool:
+    """Let a request fail before it reaches the engine, if its turn has come; return whether it did."""
+    if failure is None or failure.mode in ("stream", "cut"):
+        return False
+    if failure.mode == "reset":
+        exchange.cut()
+        return True
+    refusal: Refusal = engine_failed(failure.status)
+    raise refusal

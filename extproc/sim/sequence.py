@@ -1,0 +1,78 @@
+"""One prompt and its answer on their way through an engine."""
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """Who hears about a sequence."""
+
+    def progress(self, sequence: "Sequence") -> None:
+        """`sequence` has new tokens or has finished."""
+        ...
+
+
+class Sequence:
+    """One prompt and the answer it will get.
+
+    The answer is known from the start, so the hashes of all full blocks are too: `hashes` covers prompt and
+    answer. `answer_tokens` 0 is a pooling request, which ends with its prefill.
+    """
+
+    __slots__ = (
+        "aborted",
+        "admitted_at",
+        "answer_tokens",
+        "arrived_at",
+        "blocks",
+        "cached_tokens",
+        "changed",
+        "chunk",
+        "computed",
+        "end_reason",
+        "finished",
+        "finished_at",
+        "first_token_at",
+        "hashes",
+        "last_token_at",
+        "listener",
+        "preemptions",
+        "produced",
+        "prompt_tokens",
+        "registered",
+        "streamed",
+    )
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        answer_tokens: int,
+        hashes: Items[int],
+        *,
+        end_reason: str = "length",
+        streamed: bool = True,
+        listener: Listener | None = None,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.answer_tokens = answer_tokens
+        self.hashes = hashes
+        self.end_reason = end_reason
+        self.streamed = streamed
+        self.listener = listener
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.registered = 0
+        self.produced = 0
+        self.chunk = 0
+        self.cached_tokens = -1
+        self.preemptions = 0
+        self.changed = False
+        self.aborted = False
+        self.finished: str | None = None
+        self.arrived_at = self.admitted_at = self.first_token_at = 0.0
+        self.last_token_at = self.finished_at = 0.0
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist so far: the prompt and what was produced."""
+        return self.prompt_tokens + self.produced

@@ -1,0 +1,145 @@
+"""The process of the simulated engines: its arguments, its signals, its end."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from extproc.sim.settings import EngineSettings, SimSettings
+
+if TYPE_CHECKING:
+    from extproc.sim.fleet import SimFleet
+
+PARENT_CHECK_S = 0.5
+"""How often `--exit-with-parent` looks whether the parent is still there."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the simulated engines to `parser`."""
+    engine, sim = EngineSettings(), SimSettings()
+    where = parser.add_argument_group("where")
+    where.add_argument("--engines", type=int, default=1, help="engines in this process (%(default)s)")
+    where.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    where.add_argument("--port", type=int, default=0, help="first of consecutive ports; 0 takes free ones")
+    where.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process ends")
+    speed = parser.add_argument_group("speed, in engine time")
+    speed.add_argument(
+        "--prefill-tokens-per-s", type=float, default=engine.prefill_tokens_per_s, metavar="N", help="(%(default)s)"
+    )
+    speed.add_argument(
+        "--step-ms",
+        type=float,
+        default=engine.step_s * 1000,
+        metavar="MS",
+        help="a step of an empty batch (%(default)s)",
+    )
+    speed.add_argument(
+        "--per-seq-ms", type=float, default=engine.per_seq_s * 1000, metavar="MS", help="more a sequence (%(default)s)"
+    )
+    speed.add_argument("--token-budget", type=int, default=engine.token_budget, metavar="N", help="tokens a step")
+    speed.add_argument("--time-factor", type=float, default=1.0, help="engine seconds in one wall second")
+    cache = parser.add_argument_group("cache and queue")
+    cache.add_argument("--blocks", type=int, default=engine.blocks, help="KV cache in blocks (%(default)s)")
+    cache.add_argument("--block-size", type=int, default=engine.block_size, help="tokens a block (%(default)s)")
+    cache.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt anew")
+    cache.add_argument(
+        "--max-num-seqs", type=int, default=engine.max_num_seqs, metavar="N", help="largest batch (%(default)s)"
+    )
+    cache.add_argument("--max-model-len", type=int, default=0, help="0: what the cache holds, at most 131072")
+    cache.add_argument("--max-num-queued-reqs", type=int, default=0, help="more live requests get 503; 0: no limit")
+    surface = parser.add_argument_group("surface")
+    surface.add_argument("--model", default=sim.model, help="served model name (%(default)s)")
+    surface.add_argument("--adapter", action="append", default=[], help="served adapter name; may be repeated")
+    surface.add_argument(
+        "--answer-tokens", type=int, default=sim.answer_tokens, help="where answers stop (%(default)s)"
+    )
+    surface.add_argument("--no-prompt-tokens-details", action="store_true", help="do not report cached tokens")
+    surface.add_argument("--server-load-tracking", action="store_true", help="let /load count requests")
+    surface.add_argument(
+        "--embedding-dims", type=int, default=sim.embedding_dims, metavar="N", help="of an embedding (%(default)s)"
+    )
+    surface.add_argument(
+        "--keep-alive-s", type=float, default=sim.keep_alive_s, metavar="S", help="of an idle connection (%(default)s)"
+    )
+    surface.add_argument("--control", action="store_true", help="serve /sim/*: freeze, fail, slow, restart, …")
+
+
+def settings_of(args: argparse.Namespace) -> SimSettings:
+    """Return the settings that the arguments name.
+
+    Raises:
+        ValueError: a value no engine could run with.
+    """
+    engine = EngineSettings(
+        blocks=args.blocks,
+        block_size=args.block_size,
+        token_budget=args.token_budget,
+        max_num_seqs=args.max_num_seqs,
+        max_model_len=args.max_model_len,
+        prefill_tokens_per_s=args.prefill_tokens_per_s,
+        step_s=args.step_ms / 1000,
+        per_seq_s=args.per_seq_ms / 1000,
+        prefix_caching=not args.no_prefix_caching,
+    )
+    return SimSettings(
+        engine=engine,
+        model=args.model,
+        adapters=tuple(args.adapter),
+        time_factor=args.time_factor,
+        answer_tokens=args.answer_tokens,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        prompt_tokens_details=not args.no_prompt_tokens_details,
+        server_load_tracking=args.server_load_tracking,
+        embedding_dims=args.embedding_dims,
+        keep_alive_s=args.keep_alive_s,
+        control=args.control,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM, or until the parent has ended; return the exit status.
+
+    Prints one line of JSON for each engine once all listen: `{"engine": 0, "address": "127.0.0.1:40001"}`.
+    """
+    parent = os.getppid() if args.exit_with_parent else 0
+    try:
+        settings = settings_of(args)
+    except ValueError as error:
+        return _fail(2, str(error))
+    try:
+        # Not at the top: the command line must know these options without the extra that serves them.
+        import uvloop
+
+        from extproc.sim.fleet import SimFleet
+    except ImportError as error:
+        return _fail(1, f"{error}; install the extra: pip install 'warmpath[demo]'")
+    fleet = SimFleet(args.engines, settings, host=args.host, port=args.port)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(fleet, parent))
+    except OSError as error:
+        return _fail(1, f"cannot listen: {error}; choose another --port, or 0 for free ones")
+    return 0
+
+
+def _fail(status: int, reason: str) -> int:
+    sys.stderr.write(f"sim: {reason}\n")
+    return status
+
+
+async def _serve(fleet: "SimFleet", parent: int) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with fleet:
+        lines = (json.dumps({"engine": n, "address": at}) for n, at in enumerate(fleet.addresses))
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+        while not stopped.is_set() and (not parent or os.getppid() == parent):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), PARENT_CHECK_S if parent else None)

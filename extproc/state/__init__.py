@@ -1,0 +1,1 @@
+"""What decisions leave behind: the store that all replicas share, and the prefix profiles. Never imports choose."""

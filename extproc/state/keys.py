@@ -1,0 +1,96 @@
+"""Names of the keys in Redis. All keys of a pool carry one hash tag, so that Redis Cluster keeps them on one shard."""
+
+from functools import lru_cache
+
+
+class PoolKeys:
+    """The keys of one pool.
+
+    Attributes:
+        load: hash endpoint -> five little-endian doubles: the leaky bucket (tokens, seconds, tokens a second), and what
+            is in flight (sequences, output tokens).
+        leases: sorted set replica -> end of its lease, milliseconds since the epoch.
+        pins: sorted set session -> last use of its pin, milliseconds since the epoch; by it pins are bounded in number.
+        counted: mark that the charges in flight were counted anew within the last lease.
+        states: hash endpoint -> latest published state.
+        feed: stream of deltas.
+        snapshots: hash of what there is a snapshot of -> its head, see `redis/snapshot.lua`.
+        part_prefix: what comes before the generation in the name of a part of a snapshot.
+        flight_prefix: what comes before the replica in the name of its flight hash.
+        pin_prefix: what comes before the session in the name of its pin.
+    """
+
+    __slots__ = (
+        "_base",
+        "counted",
+        "feed",
+        "flight_prefix",
+        "leases",
+        "load",
+        "part_prefix",
+        "pin_prefix",
+        "pins",
+        "snapshots",
+        "states",
+    )
+
+    def __init__(self, prefix: str, pool: str) -> None:
+        self._base = base = f"{prefix}:{{{pool}}}:"
+        self.load = base + "load"
+        self.leases = base + "leases"
+        self.pins = base + "pins"
+        self.counted = base + "counted"
+        self.states = base + "states"
+        self.feed = base + "feed"
+        self.snapshots = base + "snapshots"
+        self.part_prefix = base + "snapshot:"
+        self.flight_prefix = base + "flight:"
+        self.pin_prefix = base + "pin:"
+
+    def flight(self, replica: str) -> str:
+        """Hash charge id -> packed record: the open charges of one replica."""
+        return self.flight_prefix + replica
+
+    def pin(self, session: str) -> str:
+        """String with the endpoint that a session is pinned to; `session` is already hashed."""
+        return self.pin_prefix + session
+
+    def part(self, generation: str, number: int) -> str:
+        """String with one part of a snapshot."""
+        return f"{self.part_prefix}{generation}:{number}"
+
+    def holders(self, group: str) -> str:
+        """Sorted set holder -> end of its lease, milliseconds since the epoch: those who share the work `group`."""
+        return f"{self._base}hold:{group}:leases"
+
+    def holdings(self, group: str) -> str:
+        """String with who has which part of the work `group`, see `redis/hold.lua`."""
+        return f"{self._base}hold:{group}"
+
+    def void(self, charge_id: str) -> str:
+        """Mark of a charge that was settled before its reservation arrived."""
+        return f"{self._base}void:{charge_id}"
+
+
+class Keys:
+    """The keys of all pools under one prefix."""
+
+    def __init__(self, prefix: str = "warmpath") -> None:
+        if not prefix or set(prefix) & set("{}"):
+            raise ValueError(f"key prefix {prefix!r}: use a non-empty text without braces")
+        self._pool = lru_cache(maxsize=256)(lambda pool: PoolKeys(prefix, pool))
+
+    def pool(self, name: str) -> PoolKeys:
+        """Keys of the pool `name`. Raises ValueError for a name that would break the hash tag."""
+        if not name or set(name) & set("{}"):
+            raise ValueError(f"pool name {name!r}: use a non-empty text without braces")
+        return self._pool(name)
+
+
+def parse_feed_id(text: str) -> tuple[int, int]:
+    """Milliseconds and sequence number of a feed id. Raises ValueError for a text that is no feed id."""
+    millis, _, sequence = text.partition("-")
+    try:
+        return int(millis), int(sequence or 0)
+    except ValueError:
+        raise ValueError("feed id: pass one that `append` or `read` returned, or '0'") from None

@@ -1,0 +1,1 @@
+"""Metrics and logs; knows nothing of requests beyond numbers and bounded labels."""

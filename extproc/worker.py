@@ -1,0 +1,174 @@
+"""One ext_proc process: composes a router with its store, knowledge and services, and runs until told to stop."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from extproc import __version__, addresses, inner, reload
+from extproc.choose.fleet import Fleet
+from extproc.clock import SystemClock
+from extproc.config import Config, Pool
+from extproc.envoy import server as grpc_server
+from extproc.envoy.access_log import AccessLog
+from extproc.envoy.contract import HEALTH_CHECK_S, NOT_READY_AFTER
+from extproc.envoy.health import Health
+from extproc.envoy.processor import Limits, Processor
+from extproc.errors import StoreError
+from extproc.explainer import Explainer
+from extproc.fleet.membership import Membership
+from extproc.gossip import Gossip
+from extproc.learner import Learner
+from extproc.processes import until_stopped
+from extproc.router import Router, Surroundings
+from extproc.showing import Showing
+from extproc.state.knowledge import PoolKnowledge, Priors
+from extproc.state.memory import MemoryStore
+from extproc.state.redis import RedisStore
+from extproc.state.resilient import ResilientStore
+from extproc.telemetry import logs
+from extproc.telemetry.metrics import Metrics
+from extproc.upkeep import Upkeep
+
+_BYTES_PER_TOKEN = 4
+"""Nominal prompt bytes a token: turns `routing.block_tokens` into bytes once and for all."""
+_CATCH_UP_S = 10.0
+"""How long a worker waits for what the others know before it serves without: a probe would give up on it."""
+
+_NOTICE_S = HEALTH_CHECK_S * (NOT_READY_AFTER + 1)
+"""Envoy's checks begin at any time, and the last of them may wait for its answer."""
+
+log = logging.getLogger(__name__)
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """Everything one worker is made of."""
+
+    around: Surroundings
+    store: ResilientStore
+    gossip: Gossip
+    upkeep: Upkeep
+    showing: Showing
+    explainer: Explainer
+    processor: Processor
+    access_log: AccessLog
+    health: Health
+
+
+async def run(config: Config, path: Path, settings: Sequence[str], index: int) -> int:
+    """Serve as worker `index` until SIGINT or SIGTERM; returns the exit code.
+
+    Raises:
+        ConfigError: no usable store is configured, or the worker's address cannot be opened.
+    """
+    logs.setup(config.telemetry.log_level, f"worker-{index}")
+    parts = compose(config)
+
+    async def apply(changed: Config) -> None:
+        logs.setup(changed.telemetry.log_level, f"worker-{index}")
+        await parts.upkeep.apply(changed)
+
+    with contextlib.suppress(StoreError):
+        await parts.store.ping()
+    await apply(config)
+    address = addresses.worker(config.gateway.sidecar, index)
+    handlers = [part.handler() for part in (parts.processor, parts.access_log, parts.health)]
+    server = grpc_server.make_server(
+        [*handlers, inner.handler(parts.showing.page, parts.explainer)], max_body_bytes=config.gateway.max_body_bytes
+    )
+    grpc_server.bind(server, address)
+    await server.start()
+    watcher = reload.Watcher(path, settings, config, apply)
+    ready = asyncio.create_task(_be_ready(parts, address))
+    running = [asyncio.create_task(task) for task in (parts.upkeep.run(), parts.gossip.run(), watcher.run())]
+    background = [ready, *running]
+    code = await until_stopped(background)
+    ready.cancel()
+    await grpc_server.stop(
+        server,
+        parts.health,
+        busy=[parts.processor],
+        long_lived=[parts.access_log],
+        drain_s=config.gateway.sidecar.drain_s,
+        notice_s=_NOTICE_S,
+        linger_s=config.telemetry.access_log_flush_ms / 1000,
+    )
+    await _close(parts, background)
+    return code
+
+
+def compose(config: Config) -> Parts:
+    """Build the parts of a worker; nothing is connected or opened yet.
+
+    Raises:
+        ConfigError: no usable store is configured.
+    """
+    clock = SystemClock()
+    replica = secrets.token_hex(8)
+    url = addresses.store(config.redis)
+    redis = RedisStore(url, config.redis.timeout_ms, config.redis.key_prefix)
+    store = ResilientStore(redis, MemoryStore(clock))
+    knowledge = {name: PoolKnowledge(_priors(config, pool)) for name, pool in config.pools.items()}
+    gossip = Gossip(store, knowledge, replica, config.redis.feed_cap)
+    around = Surroundings(config, Fleet({}, {}, ""), knowledge, store, replica, _charge_ids(replica))
+    metrics = Metrics(__version__)
+    showing = Showing(metrics, around, store)
+    router = Router(around, gossip, showing, clock)
+    gateway = config.gateway
+    limits = Limits(body_mode=gateway.body_mode, fail_open=gateway.fail_open, max_body_bytes=gateway.max_body_bytes)
+    processor = Processor(router, limits)
+    showing.watch(processor.counts)
+    showing.watch_feed(gossip.counts)
+    return Parts(
+        around=around,
+        store=store,
+        gossip=gossip,
+        upkeep=Upkeep(around, Membership(), clock),
+        showing=showing,
+        explainer=Explainer(around, router, clock),
+        processor=processor,
+        access_log=AccessLog(Learner(around, gossip, metrics)),
+        health=Health(),
+    )
+
+
+async def _be_ready(parts: Parts, address: str) -> None:
+    """Say that the worker is ready once it knows what the others do, or cannot for now; lasts until cancelled.
+
+    One that knew nothing would send every conversation to another engine than the one that has it.
+    """
+    caught_up = await parts.gossip.caught_up(_CATCH_UP_S)
+    parts.health.set_ready(True)
+    told = {"address": address, "replica": parts.around.replica, "caught_up": caught_up}
+    log.info("worker is ready", extra=told)
+    await asyncio.Event().wait()
+
+
+async def _close(parts: Parts, background: Sequence[asyncio.Task[None]]) -> None:
+    """Tell the others what was learnt, give up the lease, and let go of the store."""
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+    await parts.gossip.leave()
+    for pool in parts.around.config.pools:
+        await parts.store.release(pool, parts.around.replica)
+    await parts.store.close()
+
+
+def _priors(config: Config, pool: Pool) -> Priors:
+    return Priors(
+        prefill_tokens_per_s=pool.prefill_tokens_per_s,
+        bytes_per_token=pool.bytes_per_token,
+        kv_tokens=pool.kv_tokens,
+        block_bytes=config.routing.block_tokens * _BYTES_PER_TOKEN,
+    )
+
+
+def _charge_ids(replica: str) -> Callable[[], str]:
+    numbers = itertools.count()
+    return lambda: f"{replica}-{next(numbers):x}"

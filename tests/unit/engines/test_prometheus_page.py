@@ -1,0 +1,108 @@
+"""The text-page reader agrees with the reference implementation, and is strict about lines it was asked for."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from extproc.engines.prometheus import Sample, read
+from extproc.errors import EngineError
+
+_LABEL_NAMES = ("model_name", "engine", "le")
+# Python splits lines at more characters than the format does; these must survive inside a label value.
+_VALUES = st.text(alphabet=st.one_of(st.sampled_from('\\"\n\r\t{},=# \x0b\x85\u2028é'), st.characters(codec="utf-8")))
+_NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
+
+
+class _Fixed(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _same(left: float, right: float) -> bool:
+    return left == right or (math.isnan(left) and math.isnan(right))
+
+
+@given(
+    rows=st.dictionaries(st.tuples(_VALUES, _VALUES, _VALUES), _NUMBERS, min_size=1, max_size=5),
+    open_metrics=st.booleans(),
+)
+def test_what_the_reference_library_writes_is_read_back(
+    rows: dict[tuple[str, str, str], float], open_metrics: bool
+) -> None:
+    """Every label value and number that prometheus_client can write comes back unchanged, in order."""
+    gauge = GaugeMetricFamily("engine_x", "text with \\ and\nnewline", labels=_LABEL_NAMES)
+    for labels, value in rows.items():
+        gauge.add_metric(list(labels), value)
+    other = CounterMetricFamily("engine_xy", "not asked for", value=1)
+    registry = CollectorRegistry()
+    registry.register(_Fixed([other, gauge]))
+    write: Callable[[CollectorRegistry], bytes] = openmetrics.generate_latest if open_metrics else generate_latest
+    page = write(registry)
+
+    found = read(page, ["engine_x"])
+
+    assert list(found) == ["engine_x"]
+    assert [tuple(sample.labels[name] for name in _LABEL_NAMES) for sample in found["engine_x"]] == list(rows)
+    assert all(_same(sample.value, value) for sample, value in zip(found["engine_x"], rows.values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "labels"),
+    [
+        (b"x 1", 1.0, {}),
+        (b"x{} 1", 1.0, {}),
+        (b'x{a="b",} 1', 1.0, {"a": "b"}),
+        (b'  x { a = "b" , c = "d" } 1', 1.0, {"a": "b", "c": "d"}),
+        (b'x\t{a="}"}\t2.5e-3', 0.0025, {"a": "}"}),
+        (b"x 1.5e+09 1395066363000", 1.5e9, {}),
+        (b"x 1\r", 1.0, {}),
+        (b'x{a="b"} 3 # {trace_id="z"} 0.5 1', 3.0, {"a": "b"}),
+        (b"x +Inf", math.inf, {}),
+        (b"x -Inf", -math.inf, {}),
+        (rb'x{a="\\n\"\n\q"} 1', 1.0, {"a": '\\n"\n\\q'}),
+        (b'x{a="\xff"} 1', 1.0, {"a": "�"}),
+    ],
+)
+def test_forms_of_a_sample_line(line: bytes, value: float, labels: dict[str, str]) -> None:
+    """Blanks, trailing commas, timestamps, exemplars, CRLF, infinities and escapes are read as the format says."""
+    assert read(b"# HELP x y\n" + line + b"\n", ["x"]) == {"x": [Sample(value, labels)]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"x", b"x{", b'x{a="b" 1', b'x{a="b""c"} 1', b'x{a="b}', b"x{a=b} 1", b"x one", b"x 1_0", b'x{a="b"}', b"x{,} 1"],
+)
+def test_a_malformed_line_of_an_asked_name_is_an_error(line: bytes) -> None:
+    """A broken line is refused with its number; the same line under another name is not looked at."""
+    page = b"ok 1\n" + line + b"\n"
+    with pytest.raises(EngineError, match="line 2"):
+        read(page, ["ok", "x"])
+    assert read(page, ["ok"]) == {"ok": [Sample(1.0, {})]}
+
+
+def test_nothing_is_read_behind_the_end_mark() -> None:
+    """`# EOF` ends an OpenMetrics page."""
+    assert read(b"x 1\n# EOF\nx 2\n", ["x"]) == {"x": [Sample(1.0, {})]}
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    """A name is matched whole: neither a prefix nor a longer name of it counts."""
+    assert read(b"x_total 1\nxy 2\nx 3\n", ["x"]) == {"x": [Sample(3.0, {})]}
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_are_read_or_refused(page: bytes) -> None:
+    """Whatever an engine sends, the reader answers or raises EngineError, nothing else."""
+    with contextlib.suppress(EngineError):
+        assert set(read(b"x" + page, ["x", ""])) <= {"x", ""}
