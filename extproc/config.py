@@ -10,8 +10,39 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PolicyName = Literal["predicted_ttft", "weighted", "least_tokens", "session_hash", "round_robin"]
-EngineKind = Literal["vllm"]
+from extproc.config_base import Address, Count, ModelName, Name, NotNegative, Port, Positive, Section
+from extproc.config_pools import EngineKind, Model, ModelAdapter, PolicyName, Pool, ProfileMode, TokenSettings
+
+__all__ = [
+    "KEEPER_CLUSTER",
+    "WORKERS_CLUSTER",
+    "Address",
+    "BodyMode",
+    "Config",
+    "EngineKind",
+    "Gateway",
+    "LogLevel",
+    "Model",
+    "ModelAdapter",
+    "Name",
+    "PolicyName",
+    "Pool",
+    "ProfileMode",
+    "Redis",
+    "Retries",
+    "Routing",
+    "Section",
+    "SessionSettings",
+    "Sidecar",
+    "Telemetry",
+    "Timeouts",
+    "TokenSettings",
+    "Volatile",
+    "VolatileRule",
+    "is_ip",
+    "split_address",
+]
+
 BodyMode = Literal["buffered", "duplex"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -19,18 +50,6 @@ WORKERS_CLUSTER = "warmpath_workers"
 """Envoy cluster of the ext_proc and access-log workers; every pool is a cluster of its own name beside it."""
 KEEPER_CLUSTER = "warmpath_keeper"
 """Envoy cluster of the keepers, which serve endpoint discovery."""
-
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=1)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
-Address = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections: frozen, and unknown keys are refused."""
 
 
 class Sidecar(Section, frozen=True, kw_only=True):
@@ -108,36 +127,6 @@ class Redis(Section, frozen=True, kw_only=True):
     feed_cap: Annotated[int, Meta(ge=100)] = 20_000
 
 
-class Model(Section, frozen=True, kw_only=True):
-    """One name that clients may ask for.
-
-    Attributes:
-        pool: pool that serves it.
-    """
-
-    pool: Name
-
-
-class Pool(Section, frozen=True, kw_only=True):
-    """Endpoints that serve the same weights.
-
-    Attributes:
-        endpoints: `host:port` of each engine; names are resolved, and resolved again as they change.
-        engine: what the engines are.
-        policy: policy of this pool; `routing.policy` when absent.
-        prefill_tokens_per_s: believed prefill speed until enough answers were seen.
-        kv_tokens: KV cache of one endpoint in tokens until the engine tells its own.
-        bytes_per_token: prompt bytes a token stands for until `usage` tells.
-    """
-
-    endpoints: Annotated[list[Address], Meta(min_length=1)]
-    engine: EngineKind = "vllm"
-    policy: PolicyName | None = None
-    prefill_tokens_per_s: Positive = 8000.0
-    kv_tokens: Count = 100_000
-    bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0
-
-
 class SessionSettings(Section, frozen=True, kw_only=True):
     """How sessions stick.
 
@@ -182,7 +171,7 @@ class Volatile(Section, frozen=True, kw_only=True):
 
     builtin: bool = True
     first_bytes: Annotated[int, Meta(ge=64, le=65_536)] = 4096
-    rules: Annotated[list[VolatileRule], Meta(max_length=32)] = []
+    rules: Annotated[list[VolatileRule], Meta(max_length=32)] = msgspec.field(default_factory=list)
 
 
 class Routing(Section, frozen=True, kw_only=True):

@@ -103,7 +103,7 @@ class Scraper:
     def apply(self, config: Config) -> None:
         """Take the interval and the kinds of engines from a configuration; holds from the next round on."""
         self._interval_s = config.telemetry.scrape_ms / 1000
-        self._kinds = {name: pool.engine for name, pool in config.pools.items()}
+        self._kinds = {name: "vllm" if pool.engine == "auto" else pool.engine for name, pool in config.pools.items()}
         self._holding.apply(config)
 
     def states(self) -> dict[str, dict[str, EndpointState]]:

@@ -16,6 +16,10 @@ _MOST = 1e15
 _LONGEST = 512
 """Longest name or digest."""
 
+_MOST_RANKS = 4096
+_MOST_BLOCK_TOKENS = 1 << 20
+_LAST_TIER = 2
+
 _DELTA_BYTES = 80
 """Names, numbers and framing of a delta beside its blocks."""
 _ANSWERED_BYTES = 128
@@ -125,7 +129,59 @@ class Turned(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="turned
     started_at: float = 0.0
 
 
-Delta = Held | Dropped | Answered | Measured | Sized | Turned
+class Exact(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="exact"):
+    """An endpoint's precise profile begins anew, empty, or ends: KV events were lost, or cannot be had any more.
+
+    Attributes:
+        endpoint: endpoint id.
+        rank: data-parallel rank.
+        block_tokens: tokens in one block; 0 when the profile ends, and its estimated one counts from now on.
+        started_at: as in `Held`.
+    """
+
+    endpoint: str
+    rank: int
+    block_tokens: int
+    started_at: float = 0.0
+
+
+class Cached(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="cached"):
+    """An engine told that it has stored these blocks.
+
+    Attributes:
+        endpoint: endpoint id.
+        rank: data-parallel rank.
+        tier: where they are: 0 GPU, 1 host memory, 2 disk or further away. They may be in other tiers too.
+        blocks: packed hashes, of `exact_blocks`.
+        started_at: as in `Held`.
+    """
+
+    endpoint: str
+    rank: int
+    tier: int
+    blocks: bytes
+    started_at: float = 0.0
+
+
+class Evicted(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="evicted"):
+    """An engine told that these blocks are gone from a tier.
+
+    Attributes:
+        endpoint: endpoint id.
+        rank: data-parallel rank.
+        tier: as in `Cached`; -1 for all.
+        blocks: packed hashes, of `exact_blocks`.
+        started_at: as in `Held`.
+    """
+
+    endpoint: str
+    rank: int
+    tier: int
+    blocks: bytes
+    started_at: float = 0.0
+
+
+Delta = Held | Dropped | Answered | Measured | Sized | Turned | Exact | Cached | Evicted
 
 
 def subject(delta: Delta) -> str:
@@ -136,23 +192,32 @@ def subject(delta: Delta) -> str:
 def is_sound(delta: Delta) -> bool:
     """Whether a delta says what can be: damage must not change what a worker believes."""
     match delta:
-        case Held():
-            named = _is_name(delta.endpoint, delta.charge_id) and 0 <= delta.shared_block < 1 << 64
-            return named and is_start(delta.started_at)
-        case Dropped():
-            return _is_name(delta.endpoint)
         case Measured():
             return _is_known(delta.bytes_per_token, delta.output_tokens)
-        case Sized():
-            sized = 0.0 <= delta.share <= 1.0 and -1 <= delta.left <= _MOST
-            return sized and _is_name(delta.endpoint) and is_start(delta.started_at)
-        case Turned():
-            named = _is_name(delta.endpoint) and len(delta.turn) <= _LONGEST and is_start(delta.started_at)
-            return named and _is_known(delta.prompt_tokens, delta.output_tokens)
         case Answered():
             named = _is_name(delta.endpoint, delta.charge_id) and len(delta.turn) <= _LONGEST
             sizes = _is_known(delta.prompt_bytes, delta.prompt_tokens, delta.cached_tokens, delta.output_tokens)
             return named and sizes and _is_known(delta.work_tokens, delta.ttft_s, delta.backlog_tokens)
+        case Dropped():
+            return _is_name(delta.endpoint)
+    return _is_name(delta.endpoint) and is_start(delta.started_at) and _is_sound_of_a_life(delta)
+
+
+def _is_sound_of_a_life(delta: Held | Sized | Turned | Exact | Cached | Evicted) -> bool:
+    """The same of what is told of one life of an engine, beside its endpoint and start."""
+    match delta:
+        case Held():
+            return _is_name(delta.charge_id) and 0 <= delta.shared_block < 1 << 64
+        case Sized():
+            return 0.0 <= delta.share <= 1.0 and -1 <= delta.left <= _MOST
+        case Turned():
+            return len(delta.turn) <= _LONGEST and _is_known(delta.prompt_tokens, delta.output_tokens)
+        case Exact():
+            return 0 <= delta.rank < _MOST_RANKS and 0 <= delta.block_tokens <= _MOST_BLOCK_TOKENS
+        case Cached():
+            return 0 <= delta.rank < _MOST_RANKS and 0 <= delta.tier <= _LAST_TIER
+        case Evicted():
+            return 0 <= delta.rank < _MOST_RANKS and -1 <= delta.tier <= _LAST_TIER
 
 
 def is_start(started_at: float) -> bool:
@@ -189,11 +254,11 @@ def unpack(data: bytes) -> Sequence[int]:
 def size(delta: Delta) -> int:
     """About how many bytes a delta adds to a batch."""
     match delta:
-        case Held() | Dropped() | Measured():
+        case Held() | Dropped() | Measured() | Cached() | Evicted():
             return _DELTA_BYTES + len(delta.blocks)
         case Answered():
             return _ANSWERED_BYTES + len(delta.turn)
         case Turned():
             return _DELTA_BYTES + len(delta.turn)
-        case Sized():
+        case Sized() | Exact():
             return _DELTA_BYTES

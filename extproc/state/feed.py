@@ -13,8 +13,11 @@ from extproc.errors import StoreError
 from extproc.state.chains import ChainReader, ChainWriter
 from extproc.state.deltas import (
     Answered,
+    Cached,
     Delta,
     Dropped,
+    Evicted,
+    Exact,
     Held,
     Measured,
     Sized,
@@ -32,9 +35,12 @@ __all__ = [
     "VERSION",
     "Answered",
     "Batch",
+    "Cached",
     "DamagedError",
     "Delta",
     "Dropped",
+    "Evicted",
+    "Exact",
     "Held",
     "Measured",
     "OtherVersionError",
@@ -51,11 +57,12 @@ __all__ = [
     "unzipped",
 ]
 
-VERSION = 3
+VERSION = 4
 MOST_BYTES = 8 * 1024 * 1024
 """Most bytes that an entry unpacks to: a prompt of 256 MB has as many blocks."""
 
-_BLOCKED = (Held, Dropped, Measured)
+_Blocked = Held | Dropped | Measured | Cached | Evicted
+_BLOCKED = (Held, Dropped, Measured, Cached, Evicted)
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
@@ -164,5 +171,5 @@ def unzipped(packed: bytes, size: int) -> bytes:
     return plain
 
 
-def _with_blocks(delta: Held | Dropped | Measured, blocks: bytes) -> Held | Dropped | Measured:
+def _with_blocks(delta: _Blocked, blocks: bytes) -> _Blocked:
     return msgspec.structs.replace(delta, blocks=blocks)

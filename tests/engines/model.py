@@ -15,7 +15,7 @@ from pathlib import Path
 from pydoc_data import topics
 
 import torch  # type: ignore[import-not-found]
-from tokenizers import (  # type: ignore[import-not-found]
+from tokenizers import (
     Tokenizer,
     decoders,
     models,

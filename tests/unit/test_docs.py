@@ -1,6 +1,7 @@
 """Documentation that is made from the code stays equal to it."""
 
 import re
+import types
 import typing
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def section_of(annotation: typing.Any) -> tuple[type[Section] | None, bool]:
         annotation = typing.get_args(annotation)[0]
     named = typing.get_origin(annotation) is dict
     inner = typing.get_args(annotation)[1] if named else annotation
+    if isinstance(inner, types.UnionType):  # a section, or none
+        inner = typing.get_args(inner)[0]
     return (inner if isinstance(inner, type) and issubclass(inner, Section) else None), named
 
 

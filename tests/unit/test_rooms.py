@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "extproc"
-BOTTOM = {"errors", "clock", "config", "_pb"}
+BOTTOM = {"errors", "clock", "config", "config_base", "config_pools", "_pb"}
 ALLOWED: dict[str, set[str]] = {
     "request": BOTTOM,
     "telemetry": BOTTOM,
     "choose": BOTTOM | {"request"},
     "state": BOTTOM,
     "engines": BOTTOM,
+    "tokens": BOTTOM | {"request", "state"},
     "fleet": BOTTOM | {"state", "engines", "telemetry"},
     "envoy": BOTTOM | {"request", "telemetry", "config_file", "overrides"},
     "sim": BOTTOM,

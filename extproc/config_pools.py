@@ -1,0 +1,91 @@
+"""Models and pools of `warmpath.yaml`: what clients ask for, and who serves it."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from extproc.config_base import Address, Count, ModelName, Name, Positive, Section
+
+PolicyName = Literal["predicted_ttft", "weighted", "least_tokens", "session_hash", "round_robin"]
+EngineKind = Literal["auto", "vllm", "sglang", "tensorrt_llm"]
+ProfileMode = Literal["estimated", "precise", "auto"]
+TokenSource = Literal["auto", "local", "engine", "render"]
+
+
+class ModelAdapter(Section, frozen=True, kw_only=True):
+    """The LoRA adapter that a model is, on top of its pool's base model.
+
+    Attributes:
+        name: its name at the engines.
+        id: number that TensorRT-LLM knows it by, unique in the pool and never given to another one: it enters the hash
+            of every block.
+        path: where TensorRT-LLM finds its weights; the other engines have it loaded under its name.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=256)]
+    id: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
+    path: str = ""
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """One name that clients may ask for.
+
+    Attributes:
+        pool: pool that serves it.
+        served_as: name that the engines know it by; its own when absent.
+        adapter: LoRA adapter that it is; none when absent.
+    """
+
+    pool: Name
+    served_as: ModelName | None = None
+    adapter: ModelAdapter | None = None
+
+
+class TokenSettings(Section, frozen=True, kw_only=True):
+    """Where the token ids of prompts come from, in pools whose profiles are precise.
+
+    Attributes:
+        source: `local` reads `tokenizer`, `engine` asks the pool's own engines, `render` asks `url`; `auto` takes the
+            first of `local`, `render` and `engine` that is configured or found to answer.
+        tokenizer: folder with `tokenizer.json`, and `tokenizer_config.json` or `chat_template.jinja`.
+        url: `http://host:port` of a render server (`vllm launch render`).
+        budget_ms: longest time that a request waits for its token ids; past it, it is routed by estimated profiles.
+        cache_mb: memory of each worker for token ids of earlier prompts.
+    """
+
+    source: TokenSource = "auto"
+    tokenizer: str = ""
+    url: Annotated[str, Meta(pattern=r"^(https?://.+)?$")] = ""
+    budget_ms: Annotated[float, Meta(gt=0, le=10_000)] = 50.0
+    cache_mb: Annotated[int, Meta(ge=1, le=65_536)] = 64
+
+
+class Pool(Section, frozen=True, kw_only=True):
+    """Endpoints that serve the same weights.
+
+    Attributes:
+        endpoints: `host:port` of each engine; names are resolved, and resolved again as they change.
+        engine: what the engines are; `auto` finds out from their pages.
+        profiles: `estimated` from decisions and reported usage, `precise` from the engines' KV events and token ids,
+            `auto` precise where both can be had.
+        tokens: where token ids come from.
+        cpu_weight: what a block in the engine's host memory is worth, of one in its GPU's.
+        disk_weight: the same of a block on disk or in a remote store.
+        ask_usage: ask engines to report usage on streams whose client did not, and let that chunk through to it.
+        policy: policy of this pool; `routing.policy` when absent.
+        prefill_tokens_per_s: believed prefill speed until enough answers were seen.
+        kv_tokens: KV cache of one endpoint in tokens until the engine tells its own.
+        bytes_per_token: prompt bytes a token stands for until `usage` tells.
+    """
+
+    endpoints: Annotated[list[Address], Meta(min_length=1)]
+    engine: EngineKind = "auto"
+    profiles: ProfileMode = "estimated"
+    tokens: TokenSettings = TokenSettings()
+    cpu_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    disk_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    ask_usage: bool = False
+    policy: PolicyName | None = None
+    prefill_tokens_per_s: Positive = 8000.0
+    kv_tokens: Count = 100_000
+    bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0
