@@ -239,16 +239,27 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(folder: Path, model: str, engines: Sequence[str]) -> AsyncIterator[Gateway]:
+async def gateway(
+    folder: Path,
+    model: str,
+    engines: Sequence[str],
+    *,
+    pool: Mapping[str, Any] | None = None,
+    models: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Gateway]:
     """Start Warmpath in front of engines; `folder` takes its configuration.
+
+    `pool` is added to the settings of the pool `main`, `models` to those of the models.
 
     Time limits are far above their defaults: with two engines, Envoy and the sidecar on two cores, a late decision
     says nothing about Warmpath and would make Envoy or the worker go on without the knowledge that is tested here.
     """
     path = folder / "warmpath.yaml"
     config = {
-        "models": {model: {"pool": "main"}},
-        "pools": {"main": {"endpoints": list(engines), "prefill_tokens_per_s": PREFILL_TOKENS_PER_S}},
+        "models": {model: {"pool": "main"}, **(models or {})},
+        "pools": {
+            "main": {"endpoints": list(engines), "prefill_tokens_per_s": PREFILL_TOKENS_PER_S, **(pool or {})},
+        },
         "gateway": {
             "listen": f"127.0.0.1:{free_port()}",
             "admin": f"127.0.0.1:{free_port()}",

@@ -6,15 +6,17 @@ Runs in the engines' environment and imports nothing of Warmpath. The weights ar
 sense; prefill, decode and the prefix cache do the same work as with a trained model. It writes whole words, which the
 tokenizer reads back as the tokens that were generated, as it does with the text of a trained model: so the next turn
 finds an answer in the cache. The same interpreter and versions give the same files, so two engines loading one
-directory, or two made apart, agree on every token.
+directory, or two made apart, agree on every token. Beside it lie LoRA adapters of random weights.
 """
 
 import argparse
 import itertools
+import json
 from pathlib import Path
 from pydoc_data import topics
 
 import torch  # type: ignore[import-not-found]
+from safetensors.torch import save_file  # type: ignore[import-not-found]
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -37,12 +39,17 @@ HEADS = 8
 VOCABULARY = 1536
 MAX_TOKENS = 8192
 
+ADAPTERS = ("lora-a", "lora-b")
+RANK = 8
+TARGETS = ("q_proj", "v_proj")
+
 # Makes the logits of words differ by several times the temperature of 1; those of all other tokens are 0.
 WORD_LOGIT_SCALE = 50.0
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
 
 CHAT_TEMPLATE = (
+    "{% if tools %}<|start|>tools\n{{ tools | tojson }}<|end|>\n{% endif %}"
     "{% for message in messages %}"
     "<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
     "{% endfor %}"
@@ -96,6 +103,20 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
+def make_adapter(directory: Path, seed: int) -> None:
+    """Write a LoRA adapter as PEFT saves one: `adapter_config.json` and `adapter_model.safetensors`."""
+    directory.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": TARGETS, "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    random = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer, target in itertools.product(range(LAYERS), TARGETS):
+        name = f"base_model.model.model.layers.{layer}.self_attn.{target}"
+        weights[f"{name}.lora_A.weight"] = 0.02 * torch.randn(RANK, HIDDEN, generator=random)
+        weights[f"{name}.lora_B.weight"] = 0.02 * torch.randn(HIDDEN, RANK, generator=random)
+    save_file(weights, directory / "adapter_model.safetensors")
+
+
 def is_word(token: str) -> bool:
     """Whether a token is a space and letters: the tokenizer splits text in front of spaces, so such tokens never merge.
 
@@ -105,13 +126,15 @@ def is_word(token: str) -> bool:
 
 
 def main() -> None:
-    """Write config.json, the tokenizer and the weights (safetensors, 27 MB) into the directory given."""
+    """Write config.json, the tokenizer, the weights (safetensors, 27 MB) and `adapters/` into the directory given."""
     parser = argparse.ArgumentParser(description="Make a tiny random Llama for tests.")
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args().directory
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(directory)
     make_model(tokenizer).save_pretrained(directory)
+    for seed, name in enumerate(ADAPTERS):
+        make_adapter(directory / "adapters" / name, seed)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One real vLLM CPU engine as a child process of the tests."""
 
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ CACHE_BLOCKS = 512
 MAX_MODEL_LEN = 8192
 # Requests that run at once; the others wait.
 MAX_RUNNING = 16
+# As `model.py` makes them.
+ADAPTERS = ("lora-a", "lora-b")
 
 # Two engines at once were healthy after 95 s on two idle cores; the rest is for busy ones.
 START_TIMEOUT_S = 300.0
@@ -46,6 +49,13 @@ class VllmEngine:
         self._run_dir = run_dir
         self._log = run_dir / "engine.log"
         self._process: subprocess.Popen[bytes] | None = None
+        # Port 0 of the host's own address, which is `VLLM_HOST_IP`: `/kv_event_sources` tells what came of it.
+        publishing = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": "tcp://*:0",
+            "replay_endpoint": "tcp://*:0",
+        }
         self._command = [
             *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir)),
             *("--served-model-name", model_name, "--host", "127.0.0.1", "--port", str(port)),
@@ -53,6 +63,9 @@ class VllmEngine:
             *("--max-model-len", str(MAX_MODEL_LEN), "--block-size", str(BLOCK_SIZE)),
             *("--num-gpu-blocks-override", str(CACHE_BLOCKS)),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
+            *("--kv-events-config", json.dumps(publishing)),
+            *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--max-cpu-loras", "4"),
+            *("--lora-modules", *(f"{name}={model_dir / 'adapters' / name}" for name in ADAPTERS)),
         ]
         self._environment = {
             **os.environ,
@@ -66,6 +79,7 @@ class VllmEngine:
             "VLLM_CPU_OMP_THREADS_BIND": str(core),
             "OMP_NUM_THREADS": "1",
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
             # Without it vLLM forgets every response at once, and a follow-up that names one gets 404.
             "VLLM_ENABLE_RESPONSES_API_STORE": "1",
             "PYTHONHASHSEED": "0",
