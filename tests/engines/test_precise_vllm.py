@@ -1,6 +1,7 @@
 """Precise profiles in front of two real vLLM engines: the prediction of cached tokens is vLLM's own number.
 
-The word of vLLM decides: `usage` of each answer. Predictions are those of the decision, as `warmpath explain` tells them.
+The word of vLLM decides: `usage` of each answer. Predictions are those of the decision, as `warmpath explain` tells
+them.
 """
 
 import asyncio
@@ -113,7 +114,7 @@ async def precise(
 
 
 async def test_predicted_cached_tokens_are_what_vllm_reports(precise: Gateway, model_name: str) -> None:
-    """Of 200 requests with shared beginnings, tools and LoRA adapters, 99 % are predicted to the token, evictions included.
+    """Of 200 requests with shared beginnings, tools and adapters, 99 % are predicted to the token, evictions included.
 
     The conversations have more tokens together than both caches: 16,384 tokens each. The length of the prompt is exact
     too.
