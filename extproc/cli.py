@@ -97,7 +97,7 @@ def _sentence(text: str) -> str:
 
 
 def _add_sim(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "run simulated vLLM engines in the foreground"
+    text = "run simulated engines (vLLM, TensorRT-LLM, SGLang) in the foreground"
     parser = commands.add_parser("sim", help=text, description=_sentence(text))
     try:
         from extproc.sim import server

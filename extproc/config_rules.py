@@ -11,6 +11,7 @@ from extproc.config_mistakes import Mistake, first_mistake, nearest
 from extproc.errors import ConfigError
 from extproc.request.volatile import rules_of
 from extproc.state import where
+from extproc.tokens import settings
 
 _MAX_PORT = 65535
 # Linux keeps 108 bytes for the path of a Unix socket, the last of them a zero.
@@ -39,6 +40,7 @@ def first_contradiction(config: Config) -> Mistake | None:
     """The first rule that the configuration breaks, or None."""
     rules: tuple[Callable[[Config], Iterator[Mistake]], ...] = (
         _models_name_pools,
+        _adapters_are_told_apart,
         _pool_names_are_free,
         _endpoints_are_addresses,
         _addresses_differ,
@@ -48,6 +50,7 @@ def first_contradiction(config: Config) -> Mistake | None:
         _redis_url_reads,
         _back_off_grows,
         _volatile_rules_compile,
+        _token_sources_are_there,
     )
     return next((mistake for rule in rules for mistake in rule(config)), None)
 
@@ -57,6 +60,27 @@ def _models_name_pools(config: Config) -> Iterator[Mistake]:
         if model.pool not in config.pools:
             remedy = nearest(model.pool, config.pools, "pools are")
             yield Mistake(f"$.models.{name}.pool", f"no pool `{model.pool}`: {remedy}")
+
+
+def _adapters_are_told_apart(config: Config) -> Iterator[Mistake]:
+    """An adapter's number enters the hash of its blocks: two adapters of one number would share a cache."""
+    numbered: dict[tuple[str, int], str] = {}
+    ids: dict[tuple[str, str], int] = {}
+    for name, model in config.models.items():
+        adapter = model.adapter
+        if adapter is None:
+            continue
+        path = f"$.models.{name}.adapter"
+        if config.pools[model.pool].engine == "tensorrt_llm":
+            if not adapter.path:
+                yield Mistake(f"{path}.path", "is missing: TensorRT-LLM finds an adapter's weights by it")
+            if not adapter.id:
+                yield Mistake(f"{path}.id", "is missing: TensorRT-LLM knows adapters by number; give each another one")
+        if ids.setdefault((model.pool, adapter.name), adapter.id) != adapter.id:
+            yield Mistake(f"{path}.id", f"adapter `{adapter.name}` has another id in another model: give it the same")
+        if adapter.id and numbered.setdefault((model.pool, adapter.id), adapter.name) != adapter.name:
+            other = numbered[model.pool, adapter.id]
+            yield Mistake(f"{path}.id", f"{adapter.id} is adapter `{other}` in this pool: give each adapter its own")
 
 
 def _pool_names_are_free(config: Config) -> Iterator[Mistake]:
@@ -157,3 +181,10 @@ def _volatile_rules_compile(config: Config) -> Iterator[Mistake]:
         place, _, what = str(error).partition(" ")
         remedy = ": correct it, or write a backslash in front of what is meant literally" if "pattern" in place else ""
         yield Mistake(f"$.routing.volatile.{place}", f"{what}{remedy}")
+
+
+def _token_sources_are_there(config: Config) -> Iterator[Mistake]:
+    for name, pool in config.pools.items():
+        if mistake := settings.mistake(pool.tokens):
+            key, text = mistake
+            yield Mistake(f"$.pools.{name}.tokens.{key}", text)

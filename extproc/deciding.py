@@ -4,20 +4,21 @@ Plain functions: no clock, no store, no randomness. `router` awaits the store be
 the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import xxhash
 
 from extproc.choose.chooser import Plan, Priced
-from extproc.choose.fleet import Endpoint, Fleet, Pool
-from extproc.choose.policies import Ask, Weights
+from extproc.choose.fleet import Endpoint, Pool
+from extproc.choose.policies import Ask, Rung, Weights
 from extproc.config import Config
 from extproc.continuing import Pins, follows_of
 from extproc.envoy.contract import Decision
-from extproc.errors import UnknownModelError
 from extproc.request.model import Request, RouteKind
+from extproc.state.exact_blocks import TokenPrompt, chain_of
 from extproc.state.knowledge import PoolKnowledge
+from extproc.state.precise import Chains
 from extproc.state.rate import predict_ttft_ms
 from extproc.state.values import Candidate, Reservation, Reserve
 
@@ -38,6 +39,9 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         prompt_bytes: length of the canonical prompt; of the body when the prompt was not read.
         read: whether the prompt was read.
         body: what the engine gets instead of the client's body; None for that as it came.
+        tokens: the prompt as engines see it; None when it is not known.
+        chains: its token blocks, by the block sizes of engines.
+        waited_s: time spent waiting for `tokens`.
     """
 
     request: Request
@@ -45,6 +49,9 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     prompt_bytes: float
     read: bool = True
     body: bytes | None = None
+    tokens: TokenPrompt | None = None
+    chains: Chains = {}
+    waited_s: float = 0.0
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +71,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
         flaw: why the body could not be read; empty when it could.
         local_s: time spent in this process.
         store_s: time spent waiting for the store.
+        tokens_s: time spent waiting for the prompt's token ids.
+        rung: how the prompt was matched with the pick.
     """
 
     pool: str
@@ -79,6 +88,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     flaw: str
     local_s: float
     store_s: float
+    tokens_s: float = 0.0
+    rung: Rung = "estimated"
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
@@ -91,42 +102,6 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
     charge_id: str
     predicted_ttft_ms: float
-
-
-def pool_of(request: Request, fleet: Fleet, knowledge: Mapping[str, PoolKnowledge]) -> Pool:
-    """The pool that serves the request's model.
-
-    A request that names none goes to the pool of the stored response that it reads or continues, else to the default
-    pool.
-
-    Raises:
-        UnknownModelError: a model is named that no pool serves.
-    """
-    if not request.model:
-        return fleet.pools[_holder(request, fleet, knowledge) or fleet.default_pool]
-    name = fleet.models.get(request.model)
-    if name is None:
-        raise UnknownModelError(f"The model `{request.model[:200]}` does not exist.")
-    return fleet.pools[name]
-
-
-def response_id(unguessable: str, pool: str) -> str:
-    """Id of a response that is to be stored in a pool, which is told by its end: reading it names no model."""
-    return unguessable + _mark(pool)
-
-
-def _mark(pool: str) -> str:
-    return f"{xxhash.xxh32_intdigest(pool.encode()):08x}"
-
-
-def _holder(request: Request, fleet: Fleet, knowledge: Mapping[str, PoolKnowledge]) -> str:
-    """The pool that has the stored response: by an id of ours, else as its answer taught; empty when none is known."""
-    response = request.previous_response
-    if not response:
-        return ""
-    marked = next((name for name in fleet.pools if response.endswith(_mark(name))), "")
-    digest = follows_of(request)
-    return marked or next((name for name in fleet.pools if knowledge[name].continued(digest)), "")
 
 
 def weights_of(config: Config) -> Weights:
@@ -154,11 +129,31 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         now: seconds of a clock that never goes back.
         rare_gap: a beginning of prompts counts as rare when the gap between its uses is so many times what an answer
             takes.
+        far: what a block in an engine's host memory, and one on disk, is worth of one in its GPU.
     """
 
     turn: int
     now: float
     rare_gap: float
+    far: tuple[float, float] = (1.0, 1.0)
+
+
+def moment_of(config: Config, pool: str, turn: int, now: float) -> Moment:
+    """A request of a pool asks now; `turn` and `now` as in `Moment`."""
+    settings = config.pools.get(pool)
+    far = (settings.cpu_weight, settings.disk_weight) if settings else (1.0, 1.0)
+    return Moment(turn, now, config.routing.rare_gap, far)
+
+
+def with_tokens(asked: Asked, tokens: TokenPrompt | None, block_sizes: Iterable[int], waited_s: float) -> Asked:
+    """The request with its token ids, and their blocks in these sizes; without, when there are none."""
+    chains: Chains = {}
+    if tokens is not None:
+        try:
+            chains = {size: chain_of(tokens, size) for size in block_sizes}
+        except OverflowError:  # an id that no engine has: a client may send any number
+            tokens = None
+    return msgspec.structs.replace(asked, tokens=tokens, chains=chains, waited_s=waited_s)
 
 
 def ask_of(asked: Asked, known: PoolKnowledge, moment: Moment) -> Ask:
@@ -173,9 +168,15 @@ def ask_of(asked: Asked, known: PoolKnowledge, moment: Moment) -> Ask:
         # the body again, in place of the stored ones (vLLM): counted twice, 1,397 tokens were expected to be 2,300.
         endpoint, tokens = stored
         prompt_tokens += tokens - request.opening_bytes / bytes_per_token
-        matched: Mapping[str, float] = {endpoint: tokens}
+        estimated: Mapping[str, float] = {endpoint: tokens}
     else:
-        matched = known.matched_tokens(blocks, request.follows)
+        estimated = known.matched_tokens(blocks, request.follows)
+    matched, held = estimated, dict[str, float]()
+    if asked.tokens is not None and stored is None:
+        prompt_tokens = max(1.0, float(len(asked.tokens.ids)))
+        found = known.caches.exact.matches(asked.chains, len(asked.tokens.ids), moment.far)
+        matched = {**estimated, **{name: each.worth for name, each in found.items()}}
+        held = {name: float(each.blocks * each.block_tokens) for name, each in found.items()}
     expected = known.expected_output(blocks, request.max_tokens) if request.kind not in _WITHOUT_OUTPUT else 0.0
     shared = _shared_block(blocks, matched, known.block_bytes / bytes_per_token)
     gap_s = known.heat.gap_s(shared, moment.now) if shared else 0.0
@@ -190,6 +191,9 @@ def ask_of(asked: Asked, known: PoolKnowledge, moment: Moment) -> Ask:
         output_tokens=expected * request.n,
         rarity=min(1.0, gap_s / (moment.rare_gap * _TOKEN_S * max(expected, _LEAST_OUTPUT))),
         shared_block=shared,
+        held_tokens=held,
+        estimated_tokens=estimated if held else {},
+        blind=not (blocks or estimated or asked.tokens),
     )
 
 
@@ -260,8 +264,15 @@ def predicted_ttft_ms(endpoint: Endpoint, uncached: float, backlog: float, rate_
 
 
 def order_of(plan: Plan, picked: Priced) -> Sequence[Priced]:
-    """The pick, then those that are tried after it: the next cheapest by local knowledge."""
-    others = sorted((c for c in plan.candidates if c.endpoint.id != picked.endpoint.id), key=lambda c: c.static_ms)
+    """The pick, then those that are tried after it: the next cheapest by local knowledge, other kinds of engine last.
+
+    A retry sends the bytes that were made for the pick: `fitting` leaves out whom they do not fit.
+    """
+    kind = picked.endpoint.kind
+    others = sorted(
+        (each for each in plan.candidates if each.endpoint.id != picked.endpoint.id),
+        key=lambda each: (bool(kind and each.endpoint.kind) and each.endpoint.kind != kind, each.static_ms),
+    )
     return [picked, *others[:_FALLBACKS]]
 
 
@@ -278,7 +289,7 @@ def decision_of(
         "kind": request.kind.value,
         "prompt_bytes": asked.prompt_bytes if whole else -1.0,
         "prompt_tokens": ask.prompt_tokens,
-        "uncached_tokens": picked.uncached,
+        "uncached_tokens": ask.prompt_tokens - ask.cached(picked.endpoint),
         "backlog_tokens": reservation.backlog_tokens,
         "predicted_ttft_ms": facts.predicted_ttft_ms,
         "cost_ms": reservation.cost_ms,

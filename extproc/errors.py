@@ -63,6 +63,14 @@ class BodyTooLargeError(WarmpathError):
     kind = "invalid_request_error"
 
 
+class UnfitRequestError(WarmpathError):
+    """The engines of the pool cannot keep what the request asks for; the text names the field and the remedy."""
+
+    status = 400
+    reason = "engine_cannot"
+    kind = "invalid_request_error"
+
+
 class BadQuestionError(WarmpathError):
     """What an operator asked of the admin page cannot be read; the text names the place and the remedy."""
 
@@ -114,9 +122,17 @@ class StoreError(WarmpathError):
 
 
 class EngineError(WarmpathError):
-    """An engine's own page could not be read: unreachable, too slow, or not what its kind serves."""
+    """An engine's own page could not be read: unreachable, too slow, or not what its kind serves.
+
+    Attributes:
+        fault: what is wrong with it, from the closed set `engines.adapter.Fault`.
+    """
 
     reason = "engine_unreadable"
+
+    def __init__(self, message: str, fault: str = "malformed") -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class StackError(WarmpathError):

@@ -38,9 +38,10 @@ class Explainer:
         """
         around = self._around
         asked, pool = self._router.read(call)
+        asked = await self._router.with_tokens(asked, pool, call)
         subset = None if call.subset is None else frozenset(call.subset)
         config = around.config
-        moment = deciding.Moment(self._router.turn + 1, self._clock.monotonic(), config.routing.rare_gap)
+        moment = deciding.moment_of(config, pool.name, self._router.turn + 1, self._clock.monotonic())
         ask = deciding.ask_of(asked, around.knowledge[pool.name], moment)
         case = Case(ask, pool, deciding.weights_of(config), subset)
         plan = case.plan()

@@ -124,14 +124,15 @@ def _because(explanation: Explanation) -> str:
 
 
 def _table(pick: str, weighed: Sequence[CandidateCost]) -> list[str]:
-    """One row a candidate; the first two columns are tokens, the others milliseconds."""
+    """One row a candidate: tokens matched and uncached, by what they were matched, then milliseconds."""
     names = list(dict.fromkeys(name for each in weighed for name in each.terms))
-    header = ["", "endpoint", "matched", "uncached", *names, "cost ms", "TTFT ms"]
+    header = ["", "endpoint", "matched", "by", "uncached", *names, "cost ms", "TTFT ms"]
     rows = [
         [
             ">" if each.endpoint == pick else "",
             each.endpoint,
             f"{each.matched_tokens:,.0f}",
+            each.matched_by,
             f"{each.uncached_tokens:,.0f}",
             *(_number(each.terms.get(name)) for name in names),
             _number(each.cost_ms),

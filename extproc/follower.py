@@ -3,6 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 import msgspec
 
@@ -53,6 +54,7 @@ class Follower:
     Attributes:
         cursor: last entry read.
         frontier: newest entry ever read; `cursor` is before it while entries are read again.
+        taken: last entry that was taken in as a whole.
         missed: entry at which something was found to be missing that was not caught up since; None for none.
         window: how much of the feed is kept.
     """
@@ -74,7 +76,7 @@ class Follower:
             counts: counted here.
             publish: takes corrections that the other replicas should be told.
         """
-        self.cursor = self.frontier = BEGINNING
+        self.cursor = self.frontier = self.taken = BEGINNING
         self.missed: Key | None = None
         self.window = window
         self._known = known
@@ -82,6 +84,8 @@ class Follower:
         self._counts = counts
         self._publish = publish
         self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._taking = ("", 0)  # who told what is not taken in as a whole yet, and the number before it
+        self._expected: dict[str, tuple[Key, str, int]] = {}
         self._heard: tuple[Key, Mapping[str, int]] | None = None
         self._goal: Key | None = None
         self._goal_at = 0.0
@@ -94,7 +98,8 @@ class Follower:
     @property
     def caught_up(self) -> bool:
         """It has read all that was there when it joined, and knows of nothing that it missed since."""
-        return self._goal is not None and self.cursor >= self._goal and self.missed is None
+        reached = self._goal is not None and self.cursor >= max(self._goal, self.frontier)
+        return reached and self.missed is None
 
     @property
     def after(self) -> str:
@@ -103,8 +108,9 @@ class Follower:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Last number of each replica that told something, for a snapshot of the pool."""
-        return self._numbers
+        """Last number of each replica that told something, up to `taken`: for snapshots."""
+        origin, before = self._taking
+        return {**self._numbers, origin: before} if origin else self._numbers
 
     def heard(self, key: Key, numbers: Mapping[str, int]) -> None:
         """By a snapshot of the pool, what had the last number of each replica been at this entry.
@@ -113,6 +119,14 @@ class Follower:
         may have these numbers or earlier ones.
         """
         self._heard = key, numbers
+
+    def expect(self, endpoint: str, key: Key, owner: str, number: int) -> None:
+        """An exact profile was taken over that has what its owner had told by this entry, up to this number of it.
+
+        When what comes next was cut off from the feed already, the profile is not to be had.
+        """
+        if number:
+            self._expected[endpoint] = key, owner, number
 
     def joined(self, goal: Key, now: float) -> None:
         """The feed ended at `goal` at this time: what is older was decided before."""
@@ -138,7 +152,7 @@ class Follower:
         self._included = dict(included)
         self._applied = self.frontier
         self._until = max(self.frontier, *included.values()) if included else self.frontier
-        self.cursor = min(start, self.frontier) if self.frontier > BEGINNING else start
+        self.cursor = self.taken = min(start, self.frontier) if self.frontier > BEGINNING else start
         self._own = own
 
     def take(self, entry: FeedEntry, now: float) -> Iterator[None]:
@@ -147,6 +161,10 @@ class Follower:
         One of 64 KB takes 4 ms in all, if each of its deltas has a hundred blocks.
         """
         key = parse_feed_id(entry.id)
+        yield from self._take(key, entry, now)
+        self.taken, self._taking = key, ("", 0)
+
+    def _take(self, key: Key, entry: FeedEntry, now: float) -> Iterator[None]:
         if key <= self.cursor:
             self._start_over()
         self.cursor = key
@@ -161,16 +179,18 @@ class Follower:
         batch = self._read(entry.payload)
         if batch is None or (fresh and not self._next(batch, key)):
             return
+        if self._expected:
+            self._continued(batch, key)
         own, again = batch.origin == self._replica, key <= self._until
         if own and not (self._included and batch.number <= self._own):
             return
         then, old = self.then(key, now), self.age_s(key) > _PREFILL_S
-        for delta in batch.deltas:
+        for delta in chain.from_iterable(map(feed.in_pieces, batch.deltas)):
             about = feed.subject(delta)
             known = own and about not in self._included
             if known or (again and key <= self._included.get(about, self._applied)):
                 continue
-            for correction in self._known.apply(delta, then, old=old):
+            for correction in self._known.apply(delta, then, old=old, origin=batch.origin):
                 self._publish(correction)
             yield
 
@@ -195,6 +215,7 @@ class Follower:
         last = self._numbers.get(origin)
         if last is not None and number <= last:
             return False
+        self._taking = origin, last or 0
         self._numbers[origin] = number
         self._numbers.move_to_end(origin)
         if len(self._numbers) > _ORIGINS:
@@ -202,14 +223,25 @@ class Follower:
         if last is not None and number > last + 1 and origin != self._replica:
             self._counts.gaps += 1
             self.missed = key
+            # A profile that lacks an eviction is wrong for as long as the block is not stored again.
+            self._known.caches.exact.index.missed(origin)
         return True
+
+    def _continued(self, batch: Batch, key: Key) -> None:
+        """See whether exact profiles that were taken over are continued by this batch."""
+        for endpoint, (at, owner, number) in tuple(self._expected.items()):
+            if owner == batch.origin and key > at and batch.number > number:
+                del self._expected[endpoint]
+                if batch.number > number + 1:
+                    self._known.caches.exact.index.suspend(endpoint)
 
     def _start_over(self) -> None:
         self._counts.started_over += 1
         log.warning("a feed started over; following it from its beginning")
         self.window.started_over()
-        self.frontier = self._applied = self._until = BEGINNING
+        self.frontier = self.taken = self._applied = self._until = BEGINNING
         self._included.clear()
+        self._expected.clear()
         if self._goal is not None:
             self._goal = BEGINNING
 

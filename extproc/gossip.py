@@ -14,7 +14,7 @@ import msgspec
 from extproc.errors import StoreError
 from extproc.follower import Counts, Follower
 from extproc.joining import Joining, in_slices
-from extproc.outbox import Outbox
+from extproc.outbox import ENTRY_BYTES, Outbox
 from extproc.saving import Saving
 from extproc.state import feed
 from extproc.state.feed import Delta
@@ -28,6 +28,10 @@ FLUSH_S = 0.05
 """Longest time a delta waits for its batch; the staleness bound of profiles is this plus one round trip."""
 FEED_BYTES = 64 * 1024 * 1024
 """Most bytes that the entries of one pool's feed fill, whatever their number."""
+_LARGE = ENTRY_BYTES // 4
+_LARGE_AT_ONCE = 2
+"""Large entries on their way at once, of all pools: a decision waits behind them. When 30 pools told 8 MB each after an
+outage, all at the same time, the slowest decision took 42 ms; so 19 ms."""
 _WAIT_MS = 1000
 _RETRY_S = 0.5
 
@@ -41,6 +45,7 @@ class _Pool(msgspec.Struct, frozen=True):
         follower: reads the feed.
         joining: catches up.
         saving: writes snapshots.
+        flushing: held while what is queued is sent.
         settled: set when it has caught up, or the store was found not to answer.
     """
 
@@ -49,6 +54,7 @@ class _Pool(msgspec.Struct, frozen=True):
     follower: Follower
     joining: Joining
     saving: Saving
+    flushing: asyncio.Lock
     settled: asyncio.Event
 
 
@@ -82,7 +88,7 @@ class Gossip:
         self._store = store
         self._replica = replica
         self._now = now
-        self._flushing = asyncio.Lock()
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._pools = {pool: self._pool(pool, known, Window(cap, feed_bytes)) for pool, known in knowledge.items()}
 
     def _pool(self, pool: str, known: PoolKnowledge, window: Window) -> _Pool:
@@ -93,6 +99,7 @@ class Gossip:
             follower=follower,
             joining=Joining(self._store, pool, known, self.counts, self._now),
             saving=Saving(self._store, pool, known, self._replica, follower, self.counts, self._now),
+            flushing=asyncio.Lock(),
             settled=asyncio.Event(),
         )
 
@@ -110,7 +117,7 @@ class Gossip:
     async def run(self) -> None:
         """Flush, follow and write snapshots until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._flush_forever())
+            tasks.create_task(self._flush_forever(tasks))
             for name, pool in self._pools.items():
                 tasks.create_task(self._follow(name, pool))
                 tasks.create_task(pool.saving.run())
@@ -134,21 +141,30 @@ class Gossip:
             with contextlib.suppress(StoreError):
                 await pool.saving.leave()
 
-    async def _flush_forever(self) -> None:
+    async def _flush_forever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            await self.flush()
+            for name, pool in self._pools.items():
+                # Nobody waits for a pool whose node does not answer: that was 230 ms for a batch of another pool, with
+                # eight pools on a node that stood still.
+                if pool.outbox and not pool.flushing.locked():
+                    tasks.create_task(self._flush(name, pool))
 
     async def flush(self) -> None:
         """Send what is queued; what the store refuses stays queued."""
-        async with self._flushing:
-            for name, pool in self._pools.items():
-                while entry := pool.outbox.entry():
-                    try:
+        await asyncio.gather(*(self._flush(name, pool) for name, pool in self._pools.items()))
+
+    async def _flush(self, name: str, pool: _Pool) -> None:
+        """Send what is queued of one pool, an entry at a time; what comes meanwhile goes with the next batch."""
+        async with pool.flushing:
+            left = len(pool.outbox)
+            while left > 0 and (entry := pool.outbox.entry()):
+                try:
+                    async with self._large if len(entry) >= _LARGE else contextlib.nullcontext():
                         await self._store.append(name, entry, pool.follower.window.entries)
-                    except StoreError:
-                        break
-                    pool.outbox.sent()
+                except StoreError:
+                    return
+                left -= pool.outbox.sent()
 
     async def _follow(self, name: str, pool: _Pool) -> None:
         follower, joined = pool.follower, False
@@ -174,7 +190,7 @@ class Gossip:
 
     async def _join(self, name: str, pool: _Pool) -> None:
         """Take over the snapshots; what this worker has told, and tells meanwhile, comes back through the feed."""
-        await self.flush()
+        await self._flush(name, pool)
         greeting = feed.encode(self._replica, ())
         goal = await self._store.append(name, greeting, pool.follower.window.entries)
         await pool.joining.join(pool.follower, parse_feed_id(goal), lambda: pool.outbox.number + 2)

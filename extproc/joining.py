@@ -104,6 +104,8 @@ class Joining:
                 if isinstance(found, PoolLearnt):
                     follower.heard(key, found.numbers)
                 await self._take_over(name, found, follower.then(key, self._now()))
+                if isinstance(found, EndpointSnapshot) and found.exact:
+                    follower.expect(name, key, found.exact.owner, found.exact.number)
             except (OtherVersionError, DamagedError) as error:
                 self._refused(name, error)
             else:
@@ -122,7 +124,7 @@ class Joining:
         caches = self._known.caches
         clock = caches.index.clock(name)
         entries = await asyncio.to_thread(entries_of, found.image, clock)
-        await in_slices(caches.resume(found.learnt, found.image, entries, clock, then))
+        await in_slices(caches.resume(found.learnt, found.image, entries, clock, then, found.exact))
 
     def _refused(self, name: str, error: StoreError) -> None:
         if isinstance(error, OtherVersionError):

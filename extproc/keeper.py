@@ -6,6 +6,7 @@ import logging
 import random
 import secrets
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import grpc
@@ -15,14 +16,17 @@ from aiohttp import web
 from extproc import __version__, addresses, explain_pages, inner, reload
 from extproc.clock import SystemClock
 from extproc.config import Config, Gateway, split_address
-from extproc.engines.vllm import VllmAdapter
+from extproc.engines.detect import all_adapters
 from extproc.envoy import server as grpc_server
 from extproc.envoy.discovery import Discovery, Member, Roster
 from extproc.envoy.health import Health
 from extproc.errors import ConfigError, StoreError, WorkerError
+from extproc.fleet import kv_reader, scraper
 from extproc.fleet.holding import Holding
+from extproc.fleet.kv_reader import KvReader
 from extproc.fleet.membership import Membership
-from extproc.fleet.scraper import WORK, Scraper
+from extproc.fleet.scraper import Scraper
+from extproc.outbox import Outbox
 from extproc.processes import until_stopped
 from extproc.state.memory import MemoryStore
 from extproc.state.redis import RedisStore
@@ -40,6 +44,7 @@ class Parts(msgspec.Struct, frozen=True):
     membership: Membership
     holding: Holding
     scraper: Scraper
+    events: KvReader
     roster: Roster
     discovery: Discovery
     health: Health
@@ -61,6 +66,7 @@ async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
     async def apply(changed: Config) -> None:
         logs.setup(changed.telemetry.log_level, "keeper")
         parts.scraper.apply(changed)
+        parts.events.apply(changed)
         await parts.membership.apply(changed)
 
     with contextlib.suppress(StoreError):
@@ -77,8 +83,8 @@ async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
         grpc_server.bind(server, addresses.keeper(config.gateway.sidecar))
         await server.start()
         watcher = reload.Watcher(path, settings, config, apply)
-        tasks = (parts.membership.run(), parts.scraper.run(), parts.watch.run(), _tell_envoy(parts), watcher.run())
-        background = [asyncio.create_task(task) for task in tasks]
+        reading = (parts.membership.run(), parts.scraper.run(), parts.events.run(), parts.watch.run())
+        background = [asyncio.create_task(task) for task in (*reading, _tell_envoy(parts), watcher.run())]
         parts.health.set_ready(True)
         log.info("keeper is ready", extra={"admin": config.gateway.sidecar.admin, "keeper": parts.holding.holder})
         code = await until_stopped(background)
@@ -105,13 +111,22 @@ def compose(config: Config) -> Parts:
     redis = RedisStore(addresses.store(config.redis), max(config.redis.timeout_ms, 500), config.redis.key_prefix)
     store = ResilientStore(redis, MemoryStore(clock))
     membership, metrics, roster = Membership(), Metrics(__version__), Roster()
-    holding = Holding(store, WORK, secrets.token_hex(8), clock)
-    rng = random.Random()  # noqa: S311
+    keeper = secrets.token_hex(8)
+    holding, names = Holding(store, scraper.WORK, keeper, clock), count()
+    reader = Scraper(membership, store, holding, all_adapters(), metrics, clock, random.Random())  # noqa: S311
     sidecar = config.gateway.sidecar
     return Parts(
         membership=membership,
         holding=holding,
-        scraper=Scraper(membership, store, holding, {"vllm": VllmAdapter()}, metrics, clock, rng),
+        scraper=reader,
+        events=KvReader(
+            states=reader.states,
+            store=store,
+            holding=Holding(store, kv_reader.WORK, keeper, clock),
+            new_box=lambda: Outbox(f"{keeper}-kv-{next(names)}"),
+            metrics=metrics.kv,
+            clock=clock,
+        ),
         roster=roster,
         discovery=Discovery(roster),
         health=Health(),

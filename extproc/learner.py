@@ -3,12 +3,14 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from extproc.answer_sizes import AnswerSizes
 from extproc.envoy.contract import Served
+from extproc.fitting import ASKED_USAGE
 from extproc.gossip import Gossip
 from extproc.request.model import RouteKind
 from extproc.router import Surroundings
 from extproc.state.feed import Answered
-from extproc.telemetry.metrics import Finished, Metrics, outcome_of
+from extproc.telemetry.metrics import Finished, Metrics, UsageSource, outcome_of
 
 _OK = 200
 _PREFILLED = range(200, 400)
@@ -17,6 +19,9 @@ _TOLD = 1024
 _OPENED_EARLY = frozenset({RouteKind.RESPONSES.value})
 """APIs whose streams open with events that stand for no token. vLLM (0.32) sends `response.created` before the prefill:
 8 to 51 ms after the request for prompts that took it 340 to 780 ms, which made endpoints look twenty times faster."""
+_COUNTED = frozenset({RouteKind.CHAT.value, RouteKind.COMPLETION.value})
+"""APIs whose streams report usage only when asked, so that output tokens may have to be counted otherwise."""
+_WITHOUT_TOKENS = frozenset({RouteKind.OTHER.value})
 
 
 class Learner:
@@ -27,6 +32,7 @@ class Learner:
         self._gossip = gossip
         self._metrics = metrics
         self._told: OrderedDict[str, str] = OrderedDict()
+        self._sizes = AnswerSizes()
 
     def observe(self, served: Served) -> None:
         """See `Observer.observe`."""
@@ -38,6 +44,7 @@ class Learner:
         endpoint = pool.id_at(served.destination)
         ttft_s = served.ttft_s if tells_ttft(served) else -1.0
         ttft_ms, cached_tokens = expected(served, endpoint)
+        counted = self._counted(served)
         self._metrics.access_log("decided" if served.charge_id else "undecided")
         self._metrics.finished(
             Finished(
@@ -51,11 +58,24 @@ class Learner:
                 output_tokens=served.output_tokens,
                 predicted_ttft_s=ttft_ms / 1000.0,
                 predicted_cached_tokens=cached_tokens,
+                usage=usage_source(served, counted),
+                counted_output_tokens=counted,
             )
         )
         if served.charge_id:
             self._told.pop(served.charge_id, None)
-            self._gossip.learn(pool.name, answered(served, endpoint, ttft_s))
+            self._gossip.learn(pool.name, answered(served, endpoint, ttft_s, counted))
+
+    def _counted(self, served: Served) -> float:
+        """Output tokens by the bytes of the answer, of one without usage; -1 otherwise, and where that is not known."""
+        api = served.metadata.get("kind")
+        if served.status != _OK or not isinstance(api, str) or api not in _COUNTED:
+            return -1.0
+        form = served.pool, api, number(served.metadata, "streamed") == 1.0
+        if served.output_tokens < 0:
+            return self._sizes.tokens(form, served.response_bytes)
+        self._sizes.learn(form, served.response_bytes, served.output_tokens)
+        return -1.0
 
     def tried_again(self, served: Served) -> None:
         """See `Observer.tried_again`."""
@@ -70,8 +90,8 @@ class Learner:
         self._gossip.learn(pool.name, Answered(served.charge_id, endpoint, -1.0, -1.0, -1.0, -1.0))
 
 
-def answered(served: Served, endpoint: str, ttft_s: float) -> Answered:
-    """What a finished request teaches; -1 stands for what it does not.
+def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0) -> Answered:
+    """What a finished request teaches; -1 stands for what it does not. `counted` are output tokens by bytes.
 
     The rate is learnt from streamed answers of the picked endpoint at the first try: the first byte of any other
     answer comes after its generation, or after somebody else's failure. Cached tokens are compared with the prediction
@@ -91,8 +111,22 @@ def answered(served: Served, endpoint: str, ttft_s: float) -> Answered:
         prompt_tokens=float(served.prompt_tokens),
         backlog_tokens=backlog,
         cached_tokens=float(served.cached_tokens) if teaches else -1.0,
-        output_tokens=output_tokens(served),
+        output_tokens=output_tokens(served, -1.0 if gone else counted),
     )
+
+
+def usage_source(served: Served, counted: float) -> UsageSource | None:
+    """Where the tokens of a request are known from; None for one that has none, or was not answered.
+
+    Args:
+        served: the request.
+        counted: its output tokens by the bytes of the answer; -1 when they were not counted.
+    """
+    if served.status != _OK or served.metadata.get("kind", "other") in _WITHOUT_TOKENS:
+        return None
+    if max(served.output_tokens, served.prompt_tokens) >= 0:
+        return "asked" if number(served.metadata, ASKED_USAGE) == 1.0 else "engine"
+    return "counted" if counted >= 0.0 else "none"
 
 
 def tells_ttft(served: Served) -> bool:
@@ -130,11 +164,12 @@ def uncached_tokens(served: Served) -> float:
     return reported if served.cached_tokens > 0 or predicted < 0 else min(reported, predicted)
 
 
-def output_tokens(served: Served) -> float:
-    """Tokens of one answer; -1 when unknown. An engine reports the sum of all that were asked for."""
-    if served.status != _OK or served.output_tokens < 0:
+def output_tokens(served: Served, counted: float = -1.0) -> float:
+    """Tokens of one answer; -1 when unknown. Engines report the sum of all that were asked for, and bytes count it."""
+    total = served.output_tokens if served.output_tokens >= 0 else counted
+    if served.status != _OK or total < 0:
         return -1.0
-    return served.output_tokens / max(1.0, number(served.metadata, "sequences"))
+    return total / max(1.0, number(served.metadata, "sequences"))
 
 
 def number(metadata: Mapping[str, str | float], key: str) -> float:

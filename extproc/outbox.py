@@ -28,6 +28,10 @@ class Outbox:
         self._entry: tuple[bytes, int] | None = None
         self._lost = False
 
+    def __len__(self) -> int:
+        """Deltas that wait."""
+        return len(self._deltas)
+
     def put(self, delta: Delta) -> bool:
         """Queue a delta; False when there is no room, or it says what cannot be and would be refused."""
         size = feed.size(delta)
@@ -53,12 +57,13 @@ class Outbox:
             self._entry = (feed.encode(self._replica, deltas, self.number), len(deltas))
         return self._entry[0] if self._entry else b""
 
-    def sent(self) -> None:
-        """Take out what `entry` gave."""
-        if self._entry is not None:
-            for _ in range(self._entry[1]):
-                self._bytes -= feed.size(self._deltas.popleft())
-            self._entry = None
+    def sent(self) -> int:
+        """Take out what `entry` gave; returns how many deltas that were."""
+        _, count = self._entry or (b"", 0)
+        for _ in range(count):
+            self._bytes -= feed.size(self._deltas.popleft())
+        self._entry = None
+        return count
 
     def _oldest(self) -> list[Delta]:
         chosen: list[Delta] = []

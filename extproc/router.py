@@ -1,32 +1,33 @@
 """The one path of a decision: bytes in, a charged and pinned endpoint out. Implements `envoy.contract.Decider`.
 
-Parsing, hashing, matching and pricing are pure and local; the only await on the way is the store's `reserve`.
+Parsing, hashing, matching and pricing are pure and local; what is awaited on the way is the store's `reserve`, and
+before it the prompt's token ids where an exact profile asks for them.
 """
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import msgspec
 
-from extproc import continuing, deciding
+from extproc import continuing, deciding, reading
 from extproc.choose import chooser
 from extproc.choose.chooser import Plan, Priced
 from extproc.choose.fleet import Fleet, Pool
 from extproc.choose.policies import POLICIES, Ask, Weights
 from extproc.clock import Clock
 from extproc.config import Config
-from extproc.deciding import Asked, Facts, Moment, Outcome
+from extproc.deciding import Asked, Facts, Outcome
 from extproc.envoy.contract import Call, Decision
 from extproc.errors import NoEndpointError, StoreError
+from extproc.fitting import Fitting
 from extproc.recent import Recent, Remembered
-from extproc.request.blocks import chain
-from extproc.request.insert import with_field
-from extproc.request.model import Request, RouteKind
-from extproc.request.shapes import parse, peek
+from extproc.request.model import Request
 from extproc.request.volatile import Rules, rules_of
 from extproc.rerouting import Rerouting, route_of
+from extproc.state.exact_blocks import TokenPrompt
 from extproc.state.feed import Answered, Delta
 from extproc.state.knowledge import PoolKnowledge
 from extproc.state.pick import MAX_CANDIDATES
@@ -54,6 +55,14 @@ class Publisher(Protocol):
         ...
 
 
+class Tokens(Protocol):
+    """Who tells the token ids of prompts."""
+
+    async def of(self, pool: str, path: str, body: bytes, request: Request) -> TokenPrompt | None:
+        """The prompt of a request as the pool's engines see it; None when it cannot be told in time. Never raises."""
+        ...
+
+
 class Surroundings(msgspec.Struct):
     """What a router works with; the worker replaces `config` and `fleet` as they change.
 
@@ -66,6 +75,8 @@ class Surroundings(msgspec.Struct):
         new_charge_id: gives a unique id at each call.
         new_response_id: gives an id at each call that nobody can guess: who knows it may read the response.
         recent: the last decisions, for `warmpath explain`.
+        changes: by pool and reason, how many bodies were changed for their engine.
+        tokens: tells token ids; None where nobody does.
     """
 
     config: Config
@@ -76,6 +87,8 @@ class Surroundings(msgspec.Struct):
     new_charge_id: Callable[[], str]
     new_response_id: Callable[[], str] = lambda: f"resp_{secrets.token_hex(16)}"
     recent: Recent = msgspec.field(default_factory=Recent)
+    changes: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    tokens: Tokens | None = None
 
 
 class _Current(msgspec.Struct, frozen=True):
@@ -87,6 +100,7 @@ class _Current(msgspec.Struct, frozen=True):
         weights: its weights.
         volatile: what hashing passes over.
         whole: every pool's policy looks at prompts, so bodies are read whole at once.
+        fitting: what engines get in place of bodies.
     """
 
     config: Config
@@ -94,6 +108,7 @@ class _Current(msgspec.Struct, frozen=True):
     weights: Weights
     volatile: Rules
     whole: bool
+    fitting: Fitting
 
 
 class Router:
@@ -116,11 +131,18 @@ class Router:
         Raises:
             UnknownModelError: the body names a model that no pool serves.
             NoEndpointError: the pool, or the gateway's subset of it, has no endpoint that may serve.
+            UnfitRequestError: no engine of the pool can keep what the request asks for.
         """
         began = self._clock.monotonic()
         asked, pool = self.read(call)
-        subset = None if call.subset is None else frozenset(call.subset)
-        return await self.choose(asked, pool, subset, began, call.headers.get("x-request-id", ""))
+        fits = self._current().fitting.fits(asked.request, pool, call.body if asked.body is None else asked.body)
+        subset = fits.subset(None if call.subset is None else frozenset(call.subset))
+        asked = await self.with_tokens(asked, pool, call)
+        decision = await self.choose(asked, pool, subset, began, call.headers.get("x-request-id", ""))
+        decision, changes = fits.applied(decision)
+        for change in changes:
+            self._around.changes[pool.name, change] += 1
+        return decision
 
     @property
     def turn(self) -> int:
@@ -128,38 +150,26 @@ class Router:
         return self._turn
 
     def read(self, call: Call) -> tuple[Asked, Pool]:
-        """Read a call as far as its pool's policy needs it.
+        """Read a call as far as its pool's policy needs it; see `reading.read`.
 
         Raises:
             UnknownModelError: the body names a model that no pool serves.
         """
         around, current = self._around, self._current()
-        if not current.whole:
-            request = peek(call.path, call.headers, call.body)
-            pool = deciding.pool_of(request, around.fleet, around.knowledge)
-            policy = POLICIES[pool.policy]
-            if not policy.prefix and (policy.order != "home" or request.session):
-                request, body = self._with_response(request, call.body, pool)
-                # Nothing that the policy goes by is missing, whatever the body is.
-                asked = msgspec.structs.replace(request, flaw="")
-                return Asked(asked, (), float(len(call.body)), read=False, body=body), pool
-        request = parse(call.path, call.headers, call.body, current.volatile)
-        pool = deciding.pool_of(request, around.fleet, around.knowledge)
-        blocks = chain(request.segments, request.salt, around.knowledge[pool.name].block_bytes)
-        request, body = self._with_response(request, call.body, pool)
-        return Asked(request, blocks, float(request.prompt_bytes), body=body), pool
+        rules, new_id = current.volatile, around.new_response_id
+        return reading.read(call, around.fleet, around.knowledge, rules, new_id, whole=current.whole)
 
-    def _with_response(self, request: Request, body: bytes, pool: Pool) -> tuple[Request, bytes | None]:
-        """Choose the id of a stored response ourselves, so that a request that continues it can be sent after it.
-
-        vLLM takes `request_id` of a Responses body for the id of the response. An id that the client chose stays, and
-        so does a body that cannot be read.
-        """
-        if request.kind is not RouteKind.RESPONSES or request.response or request.flaw:
-            return request, None
-        response = deciding.response_id(self._around.new_response_id(), pool.name)
-        changed = with_field(body, "request_id", response)
-        return (request if changed is None else msgspec.structs.replace(request, response=response)), changed
+    async def with_tokens(self, asked: Asked, pool: Pool, call: Call) -> Asked:
+        """The request with its token ids, if they can be had, and an endpoint of the pool has a profile to match."""
+        around = self._around
+        settings, exact = around.config.pools.get(pool.name), around.knowledge[pool.name].caches.exact.index
+        whole = asked.read and not asked.request.flaw and not asked.request.previous_response
+        wanted = settings is not None and settings.profiles != "estimated" and bool(exact.block_sizes)
+        if around.tokens is None or not (whole and wanted):
+            return asked
+        began = self._clock.monotonic()
+        tokens = await around.tokens.of(pool.name, call.path, call.body, asked.request)
+        return deciding.with_tokens(asked, tokens, exact.block_sizes, self._clock.monotonic() - began)
 
     async def choose(
         self, asked: Asked, pool: Pool, subset: AbstractSet[str] | None, began: float, request_id: str = ""
@@ -179,7 +189,8 @@ class Router:
         around = self._around
         known = around.knowledge[pool.name]
         self._turn += 1
-        ask = deciding.ask_of(asked, known, Moment(self._turn, self._clock.monotonic(), around.config.routing.rare_gap))
+        moment = deciding.moment_of(around.config, pool.name, self._turn, self._clock.monotonic())
+        ask = deciding.ask_of(asked, known, moment)
         plan = chooser.plan(ask, pool, self._current().weights, subset)
         if not plan.candidates:
             raise NoEndpointError(f"no endpoint of pool `{pool.name}` can serve this request now")
@@ -195,13 +206,16 @@ class Router:
             charge_id,
             picked.endpoint.id,
             asked.blocks,
-            matched_tokens=ask.prompt_tokens - picked.uncached,
+            matched_tokens=ask.estimated(picked.endpoint),
             turn=continuing.turn_of(asked.request),
             follows=continuing.follows_of(asked.request),
             shared_block=ask.shared_block,
         )
+        if asked.chains:
+            deltas = known.sent(deltas, asked.chains, ask.held_tokens.get(picked.endpoint.id))
         for delta in deltas:
             self._publisher.publish(pool.name, delta)
+        cached = ask.cached(picked.endpoint)
         predicted = deciding.predicted_ttft_ms(
             picked.endpoint, picked.uncached, reservation.backlog_tokens, around.config.routing.rate_factor
         )
@@ -211,15 +225,17 @@ class Router:
                 policy=pool.policy,
                 kind=asked.request.kind,
                 prompt_tokens=ask.prompt_tokens,
-                cached_tokens=ask.prompt_tokens - picked.uncached,
-                best_cached_tokens=plan.best_cached,
+                cached_tokens=cached,
+                best_cached_tokens=max(plan.best_cached, cached),
                 predicted_ttft_ms=predicted,
                 session=bool(reserve.pin_key or reserve.next_pin_key),
                 pinned=reservation.pinned,
                 moved=reservation.moved,
                 flaw=asked.request.flaw,
-                local_s=reserving - began,
+                local_s=reserving - began - asked.waited_s,
                 store_s=ended - reserving,
+                tokens_s=asked.waited_s,
+                rung=ask.rung(picked.endpoint.id),
             )
         )
         around.recent.remember(
@@ -278,6 +294,7 @@ class Router:
                 fleet=around.fleet,
                 weights=current.weights if same and current else deciding.weights_of(around.config),
                 volatile=current.volatile if same and current else rules_of(around.config.routing.volatile),
+                fitting=current.fitting if same and current else Fitting(around.config),
                 whole=all(POLICIES[pool.policy].prefix for pool in around.fleet.pools.values()),
             )
         return current

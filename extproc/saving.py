@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
@@ -11,6 +11,9 @@ from extproc.follower import Counts, Follower, as_id
 from extproc.joining import in_slices
 from extproc.state import snapshots
 from extproc.state.blocktable import Words
+from extproc.state.exact import Life
+from extproc.state.exact_image import ExactImage, ExactRank, rank_of
+from extproc.state.exact_table import Codes
 from extproc.state.holder import PIECES
 from extproc.state.image import image_of
 from extproc.state.keys import parse_feed_id
@@ -24,6 +27,8 @@ _LOOK_S = 5.0
 _LEASE_MS = 15_000
 _MOVED = 0.25
 """Part of the feed's window by which it has moved on when a snapshot is written again: who joins reads no more."""
+_ANY = 1e-9
+"""The same where there is none: the store may have lost it, and with it what the feed had."""
 _APART_S = 30.0
 _PAUSE_S = 0.1
 _AT_A_TIME = 16
@@ -94,7 +99,8 @@ class Saving:
         due = [
             name
             for name in sorted(held, key=lambda each: -moved[each])
-            if moved[name] >= _MOVED and now - self._written.get(name, -_APART_S) >= _APART_S
+            if moved[name] >= (_MOVED if name in heads else _ANY)
+            and now - self._written.get(name, -_APART_S) >= _APART_S
         ]
         for name in due[:_AT_A_TIME]:
             await self.write(name)
@@ -119,7 +125,7 @@ class Saving:
         Raises:
             StoreError: the store does not answer.
         """
-        at = as_id(self._follower.frontier)
+        at = as_id(self._follower.taken)
         if name == POOL:
             learnt = msgspec.structs.replace(self._known.lengths.learnt(), numbers=dict(self._follower.numbers))
             parts = await asyncio.to_thread(snapshots.of_pool, learnt)
@@ -136,15 +142,24 @@ class Saving:
         """Copy what is known of an endpoint; None when its cache was emptied meanwhile."""
         caches = self._known.caches
         learnt, life = caches.learnt(name, self._now()), caches.of(name).life
+        exact, lives = caches.exact.index, caches.exact.index.lives(name)
+        owner, number = exact.owner(name), self._follower.numbers.get(exact.owner(name), 0)
         entries: list[tuple[Words, Words]] = []
         heads: list[Words] = []
         await in_slices(self._collected(name, entries, heads))
         clock = caches.index.clock(name)
+        copied: list[tuple[Words, Sequence[Codes]]] = []
+        await in_slices(_kept(exact.copy(lives), copied) if lives else iter(()))
         if caches.of(name).life != life:
             return None
+        same = bool(lives) and exact.lives(name) == lives
         image, base = await asyncio.to_thread(image_of, entries, heads, clock, PIECES)
         marks = [(age_s, max(0, reading - base)) for age_s, reading in learnt.marks]
-        return EndpointSnapshot(msgspec.structs.replace(learnt, marks=marks), image, PIECES)
+        learnt = msgspec.structs.replace(learnt, marks=marks)
+        if not same:
+            return EndpointSnapshot(learnt, image, PIECES)
+        ranks = await asyncio.to_thread(_ranks_of, lives, copied)
+        return EndpointSnapshot(learnt, image, PIECES, ExactImage(owner, number, ranks))
 
     def _collected(self, name: str, entries: list[tuple[Words, Words]], heads: list[Words]) -> Iterator[None]:
         for blocks, stamps, beginnings in self._known.caches.index.copy(name):
@@ -163,3 +178,17 @@ class Saving:
         gone = [name for name, looks in self._unknown.items() if looks >= _GONE_LOOKS]
         if gone:
             await self._store.drop_snapshots(self._pool, gone)
+
+
+def _kept(steps: Iterator[tuple[Words, Sequence[Codes]]], kept: list[tuple[Words, Sequence[Codes]]]) -> Iterator[None]:
+    for blocks, codes in steps:
+        if len(blocks):
+            kept.append((blocks, codes))
+        yield
+
+
+def _ranks_of(lives: Sequence[Life], copied: Sequence[tuple[Words, Sequence[Codes]]]) -> list[ExactRank]:
+    return [
+        rank_of(life.rank, life.block_tokens, [(blocks, codes[place]) for blocks, codes in copied])
+        for place, life in enumerate(lives)
+    ]

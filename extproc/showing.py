@@ -40,14 +40,17 @@ class Showing:
                 pool=outcome.pool,
                 policy=outcome.policy,
                 session=_session(outcome),
-                seconds=outcome.local_s + outcome.store_s,
+                seconds=outcome.local_s + outcome.store_s + outcome.tokens_s,
                 predicted_cached_tokens=outcome.cached_tokens,
                 best_cached_tokens=outcome.best_cached_tokens,
                 unread=outcome.flaw,
+                rung=outcome.rung,
             )
         )
         metrics.stage("local", outcome.local_s)
         metrics.stage("store", outcome.store_s)
+        if outcome.tokens_s:
+            metrics.stage("tokens", outcome.tokens_s)
         if outcome.flaw:
             metrics.fell_back(outcome.pool, "load_only")
         if self._store.degraded_in(outcome.pool):
@@ -62,6 +65,8 @@ class Showing:
         self._store_shown.tell(self._around.config.pools)
         self._tell_rates()
         self._tell_counts()
+        for (pool, change), total in self._around.changes.items():
+            self._metrics.fitted(pool, change, self._since_last(f"fitted {pool} {change}", total))
         if self._feed is not None:
             self._metrics.feed.tell(msgspec.structs.asdict(self._feed))
         return self._metrics.page()
@@ -71,9 +76,12 @@ class Showing:
         current = {(pool.name, endpoint.id) for pool in pools for endpoint in pool.endpoints}
         for gone in self._shown - current:
             self._metrics.forget(*gone)
+            self._metrics.exact.holds(*gone, None)
         for pool in pools:
             for endpoint, rate in self._around.knowledge[pool.name].rates(each.id for each in pool.endpoints).items():
                 self._metrics.prefill_rate(pool.name, endpoint, rate)
+                exact = self._around.knowledge[pool.name].caches.exact.index
+                self._metrics.exact.holds(pool.name, endpoint, exact.held(endpoint) if exact.is_on(endpoint) else None)
         self._shown = current
 
     def _tell_counts(self) -> None:

@@ -77,13 +77,17 @@ class Sightings:
                 self._traces[name] = _Trace(payload, Sighting(state, now), [charged])
                 continue
             trace.charged.append(charged)
-            if payload != trace.payload:
-                trace.payload = payload
+            changed, trace.payload = payload != trace.payload, payload
+            if changed and not state.unread:
                 excess = max(0, min(state.running + state.waiting, MOST_RUNNING) - max(trace.charged))
                 trace.sighting = Sighting(state, now, min(excess, trace.excess))
                 trace.excess = excess
                 del trace.charged[:-2]
-            elif len(trace.charged) > 2:
+                continue
+            if changed:
+                # The keeper could not read the engine: the numbers are those of before, and prove nothing new.
+                trace.sighting = Sighting(state, now, trace.sighting.foreign)
+            if len(trace.charged) > 2:
                 # Nobody reads the engine: what the ledger had there meanwhile is one number, the most of it.
                 trace.charged[0:2] = [max(trace.charged[0:2])]
 

@@ -57,6 +57,7 @@ def build(
             now,
             max((each.since for each in sightings.values()), default=now),
             stale_s,
+            any_read=any(not each.state.stale for each in sightings.values()),
         )
         endpoints = tuple(
             _endpoint(
@@ -91,6 +92,7 @@ class _View(msgspec.Struct, frozen=True):
         now: present time.
         newest: when a state of the pool changed last.
         stale_s: a state that has not changed for so long is old.
+        any_read: some endpoint of the pool can be read.
     """
 
     known: PoolKnowledge
@@ -99,6 +101,7 @@ class _View(msgspec.Struct, frozen=True):
     now: float
     newest: float
     stale_s: float
+    any_read: bool
 
 
 def _endpoint(view: _View, id_: str, destination: str, sighting: Sighting | None, ramped: float) -> Endpoint:
@@ -113,10 +116,13 @@ def _endpoint(view: _View, id_: str, destination: str, sighting: Sighting | None
             overhead_ms=overhead_ms,
             slowed=ramped,
         )
-    state, fresh = sighting.state, view.now - sighting.since <= view.stale_s
+    state = sighting.state
+    # Numbers that lag behind what the engine does are a hint for seconds: from then on the fleet's own counts govern.
+    fresh = view.now - sighting.since <= view.stale_s and not state.stale and not state.frozen
     silent_s = _silent_s(view, sighting)
-    # Where no state of the pool changes, nobody reads any: that is no sign against one of them.
-    slowed = ramped * _STALE_RATE if view.newest - sighting.since > view.stale_s else ramped
+    # Where nobody can read any endpoint of the pool, that is no sign against one of them.
+    unread = view.newest - sighting.since > view.stale_s or (state.stale and view.any_read)
+    slowed = ramped * _STALE_RATE if unread else ramped
     in_engine = min(state.running + state.waiting, MOST_RUNNING) if fresh or silent_s > 0.0 else 0
     return Endpoint(
         id=id_,
@@ -135,6 +141,8 @@ def _endpoint(view: _View, id_: str, destination: str, sighting: Sighting | None
         reachable=state.reachable,
         asleep=state.asleep,
         draining=state.draining,
+        kind=state.kind,
+        adapters=state.adapters,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from extproc import __version__, addresses, inner, reload
-from extproc.choose.fleet import Fleet
+from extproc.choose.fleet import Endpoint, Fleet
 from extproc.clock import SystemClock
 from extproc.config import Config, Pool
 from extproc.envoy import server as grpc_server
@@ -33,6 +33,7 @@ from extproc.state.redis import RedisStore
 from extproc.state.resilient import ResilientStore
 from extproc.telemetry import logs
 from extproc.telemetry.metrics import Metrics
+from extproc.tokens.tokenizing import Engines, Tokenizing
 from extproc.upkeep import Upkeep
 
 _BYTES_PER_TOKEN = 4
@@ -58,6 +59,7 @@ class Parts(msgspec.Struct, frozen=True):
     processor: Processor
     access_log: AccessLog
     health: Health
+    tokenizing: Tokenizing
 
 
 async def run(config: Config, path: Path, settings: Sequence[str], index: int) -> int:
@@ -72,6 +74,7 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
     async def apply(changed: Config) -> None:
         logs.setup(changed.telemetry.log_level, f"worker-{index}")
         await parts.upkeep.apply(changed)
+        await parts.tokenizing.apply(changed)
 
     with contextlib.suppress(StoreError):
         await parts.store.ping()
@@ -117,6 +120,7 @@ def compose(config: Config) -> Parts:
     gossip = Gossip(store, knowledge, replica, config.redis.feed_cap)
     around = Surroundings(config, Fleet({}, {}, ""), knowledge, store, replica, _charge_ids(replica))
     metrics = Metrics(__version__)
+    around.tokens = tokenizing = Tokenizing(_engines(around), metrics.tokens, clock, replica)
     showing = Showing(metrics, around, store)
     router = Router(around, gossip, showing, clock)
     gateway = config.gateway
@@ -134,6 +138,21 @@ def compose(config: Config) -> Parts:
         processor=processor,
         access_log=AccessLog(Learner(around, gossip, metrics)),
         health=Health(),
+        tokenizing=tokenizing,
+    )
+
+
+def _engines(around: Surroundings) -> Engines:
+    """What token ids need to know of the engines of each pool, as the latest snapshot of the fleet has it."""
+
+    def members(pool: str) -> tuple[Endpoint, ...]:
+        found = around.fleet.pools.get(pool)
+        return found.endpoints if found else ()
+
+    return Engines(
+        endpoints=lambda pool: [each.destination for each in members(pool) if each.reachable and not each.asleep],
+        adapters=lambda pool: {name for each in members(pool) for name in each.adapters},
+        kinds=lambda pool: {each.kind for each in members(pool) if each.kind},
     )
 
 
@@ -154,6 +173,7 @@ async def _close(parts: Parts, background: Sequence[asyncio.Task[None]]) -> None
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
+    await parts.tokenizing.close()
     await parts.gossip.leave()
     for pool in parts.around.config.pools:
         await parts.store.release(pool, parts.around.replica)

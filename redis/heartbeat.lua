@@ -1,10 +1,12 @@
 -- Renew a replica's lease, reap the charges of replicas whose lease ran out, forget pins that ended, and once a lease count
 -- anew.
 --
--- KEYS: 1 leases zset, 2 load hash, 3 flight hash of the replica, 4 mark of the last count, 5 pins zset
+-- KEYS: 1 leases zset, 2 load hash, 3 flight hash of the replica, 4 mark of the last count, 5 pins zset, 6 mark of the
+--       first heartbeat
 -- ARGV: 1 replica, 2 lease ms, 3 what comes before the replica in the key of a flight hash, 4 what comes before the
 --       session in the key of a pin (both with the same hash tag)
--- Returns a cmsgpack array {charges reaped, open charges of the replica}.
+-- Returns a cmsgpack array {charges reaped, open charges of the replica, mark of the first heartbeat}: who finds another
+-- mark than before knows that everything was lost meanwhile.
 
 -- Pins looked at together, and rounds of it at most: 2,048 that have ended take a millisecond and a half.
 local AT_ONCE, ROUNDS = 128, 16
@@ -45,6 +47,13 @@ local now_ms = math.floor(clock() * 1000)
 redis.call('PEXPIRE', KEYS[3], 4 * lease_ms)
 renew(KEYS[1], replica, now_ms + lease_ms)
 
+local born = healed(KEYS[6], redis.pcall('GET', KEYS[6]))
+if not born or not is_text(born) then
+  born = string.format('%.0f', clock() * 1000000)
+  redis.call('SET', KEYS[6], born)
+end
+redis.call('PEXPIRE', KEYS[6], 4 * lease_ms)
+
 local reaped = 0
 local lapsed = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms)
 for _, dead in ipairs(lapsed) do
@@ -61,4 +70,4 @@ if due or #lapsed > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[5], now_ms + AHEAD_MS, '+inf')
   keep_index(KEYS[5], pin_prefix, lease_ms)
 end
-return cmsgpack.pack({reaped, healed(KEYS[3], redis.pcall('HLEN', KEYS[3])) or 0})
+return cmsgpack.pack({reaped, healed(KEYS[3], redis.pcall('HLEN', KEYS[3])) or 0, born})

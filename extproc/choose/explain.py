@@ -9,7 +9,7 @@ import msgspec
 from extproc.choose import chooser, filters, policies
 from extproc.choose.chooser import Plan, Priced
 from extproc.choose.fleet import Endpoint, Pool
-from extproc.choose.policies import POLICIES, Ask, Weights
+from extproc.choose.policies import POLICIES, Ask, Rung, Weights
 
 BEYOND = "beyond_candidates"
 """Why an endpoint that may serve was not weighed: it is not among the `routing.candidates` that the store gets."""
@@ -53,6 +53,7 @@ class CandidateCost(msgspec.Struct, frozen=True):
             (`backlog`, `running`, `outputs`) are left out where the load is not known, or not counted by the policy.
         cost_ms: their sum; None when it was dropped, or its load is not known.
         predicted_ttft_ms: expected time to the first token; None as for `cost_ms`.
+        matched_by: what tells which tokens it holds.
     """
 
     endpoint: str
@@ -62,6 +63,7 @@ class CandidateCost(msgspec.Struct, frozen=True):
     terms: dict[str, float]
     cost_ms: float | None
     predicted_ttft_ms: float | None
+    matched_by: Rung = "estimated"
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,5 +205,7 @@ def _cost(
     cost_ms: float | None,
     predicted_ttft_ms: float | None,
 ) -> CandidateCost:
-    matched = min(case.ask.matched_tokens.get(endpoint.id, 0.0), case.ask.prompt_tokens)
-    return CandidateCost(endpoint.id, dropped, matched, case.ask.uncached(endpoint), terms, cost_ms, predicted_ttft_ms)
+    ask, name = case.ask, endpoint.id
+    matched = min(ask.held_tokens.get(name, ask.matched_tokens.get(name, 0.0)), ask.prompt_tokens)
+    uncached, rung = ask.uncached(endpoint), ask.rung(name)
+    return CandidateCost(name, dropped, matched, uncached, terms, cost_ms, predicted_ttft_ms, rung)

@@ -26,6 +26,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
         reachable: False when reading it failed to connect several times in a row.
         asleep: it takes requests and lets them hang.
         draining: it takes no new sessions.
+        kind: kind of engine (`vllm`, `sglang`, `tensorrt_llm`); empty while unknown.
+        adapters: LoRA adapters that it has loaded; empty when it does not tell.
     """
 
     id: str
@@ -44,6 +46,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     reachable: bool = True
     asleep: bool = False
     draining: bool = False
+    kind: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 class Pool(msgspec.Struct, frozen=True):

@@ -16,6 +16,10 @@ PLACE_MS = 1e6
 """Cost of one place in the order of a policy that ranks endpoints and does not price them."""
 
 
+Rung = Literal["precise", "estimated", "load"]
+"""How a prompt is matched: by what the engine told of its cache, by what was decided before, or not at all."""
+
+
 class Weights(msgspec.Struct, frozen=True):
     """The configured weights of the choice; see `config.Routing` for each."""
 
@@ -44,6 +48,10 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         output_tokens: output tokens expected of all answers.
         rarity: how seldom the longest beginning that any endpoint holds is used: 0 all the time, 1 hardly ever.
         shared_block: last block of that beginning; 0 when no endpoint holds any.
+        held_tokens: by id, how many of the first tokens the endpoints with an exact profile will report as cached;
+            `matched_tokens` has what these are worth, which is less where they are not in the GPU.
+        estimated_tokens: what the estimated profiles say, where `held_tokens` has anything.
+        blind: nothing is known of the prompt, so that load alone decides.
     """
 
     prompt_tokens: float
@@ -55,11 +63,32 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     output_tokens: float = 0.0
     rarity: float = 0.0
     shared_block: int = 0
+    held_tokens: Mapping[str, float] = msgspec.field(default_factory=dict)
+    estimated_tokens: Mapping[str, float] = msgspec.field(default_factory=dict)
+    blind: bool = False
 
     def uncached(self, endpoint: Endpoint) -> float:
         """Prompt tokens the endpoint would have to prefill, by its profile."""
         matched = self.matched_tokens.get(endpoint.id, 0.0)
         return self.prompt_tokens - scorers.cached_tokens(matched, self.prompt_tokens, endpoint.block_tokens)
+
+    def cached(self, endpoint: Endpoint) -> float:
+        """Prompt tokens that the endpoint is expected to report as cached."""
+        held = self.held_tokens.get(endpoint.id)
+        return self.prompt_tokens - self.uncached(endpoint) if held is None else held
+
+    def estimated(self, endpoint: Endpoint) -> float:
+        """The same by its estimated profile alone, which goes on beside an exact one."""
+        if endpoint.id not in self.held_tokens:
+            return self.cached(endpoint)
+        matched = self.estimated_tokens.get(endpoint.id, 0.0)
+        return scorers.cached_tokens(matched, self.prompt_tokens, endpoint.block_tokens)
+
+    def rung(self, endpoint: str) -> Rung:
+        """What tells what the endpoint has of the prompt."""
+        if endpoint in self.held_tokens:
+            return "precise"
+        return "load" if self.blind else "estimated"
 
 
 Price = Callable[[Ask, Endpoint, float, Weights, int], float]

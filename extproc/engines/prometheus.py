@@ -8,6 +8,7 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/, text forma
 to a sample line (exemplars, `# EOF`).
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,6 +20,9 @@ _BLANK = b" \t"
 _LABEL = re.compile(rb'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,|(?=\}))')
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", '"': '"', "\\": "\\"}
+
+MAX_SAMPLES = 20_000
+"""Samples of asked names that are read of one page: 40 ms of CPU. An engine has one for each rank and model."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -33,17 +37,22 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     labels: Mapping[str, str]
 
 
-def read(page: bytes, names: Collection[str]) -> dict[str, Sequence[Sample]]:
+def read(page: bytes, names: Collection[str], greatest: Collection[str] = ()) -> dict[str, Sequence[Sample]]:
     """Samples by the full name they carry on the page (`x_total`, `x_bucket`), in page order.
 
     Args:
         page: the text, UTF-8; lines end with LF or CRLF.
         names: sample names to read; names that the page lacks are absent from the answer.
+        greatest: names of which only the sample with the greatest value is wanted. Their lines may be many: only labels
+            of those that are greater than all before are read.
 
     Raises:
-        EngineError: a line of an asked name is malformed. Lines of other names are not looked at.
+        EngineError: a line of an asked name is malformed, or there are more than `MAX_SAMPLES` of them. Lines of other
+            names are not looked at.
     """
-    wanted: dict[bytes, list[Sample]] = {name.encode(): [] for name in names}
+    wanted: dict[bytes, list[Sample]] = {name.encode(): [] for name in (*names, *greatest)}
+    single = {name.encode() for name in greatest}
+    taken = 0
     for number, line in enumerate(page.split(b"\n"), start=1):
         if line[:1] == b"#":
             if line.rstrip() == b"# EOF":
@@ -52,9 +61,25 @@ def read(page: bytes, names: Collection[str]) -> dict[str, Sequence[Sample]]:
         text = line.strip()
         name = text.partition(b"{")[0].partition(b" ")[0].partition(b"\t")[0]
         found = wanted.get(name)
-        if found is not None:
-            found.append(_sample(text, len(name), number))
+        if found is None:
+            continue
+        if found and name in single:
+            if _last_number(text) > found[0].value or math.isnan(found[0].value):
+                found[0] = _sample(text, len(name), number)
+            continue
+        found.append(_sample(text, len(name), number))
+        taken += 1
+        if taken > MAX_SAMPLES:
+            raise EngineError(f"the metrics page has more than {MAX_SAMPLES} samples of metrics that are read")
     return {name.decode(): found for name, found in wanted.items() if found}
+
+
+def _last_number(text: bytes) -> float:
+    """What stands behind the last blank of a line; -inf for what is no number."""
+    try:
+        return float(text.rpartition(b" ")[2])
+    except ValueError:
+        return -math.inf
 
 
 def _sample(text: bytes, start: int, number: int) -> Sample:

@@ -3,20 +3,22 @@
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import aiohttp
 
 from extproc.clock import Clock
-from extproc.config import Config, EngineKind
+from extproc.config import Config
 from extproc.engines.adapter import Adapter
 from extproc.errors import StoreError
-from extproc.fleet.asking import ask, new_session
-from extproc.fleet.health import Failure, Health, Outcome, after, first, resumed
+from extproc.fleet.asking import new_session
+from extproc.fleet.health import Failure, Health, after, described, first, resumed
 from extproc.fleet.holding import Holding
+from extproc.fleet.inquiries import Inquiries, Key
 from extproc.fleet.membership import Membership
 from extproc.fleet.published import Published
+from extproc.fleet.reader import Described, Told, changes
 from extproc.state.endpoint import EndpointState, encode
 from extproc.telemetry.metrics import EngineView, Metrics
 
@@ -35,7 +37,6 @@ WORK: Final = "scrape"
 
 _log = logging.getLogger(__name__)
 
-_Key = tuple[str, str]
 _Members = Mapping[str, Mapping[str, str]]
 
 
@@ -59,8 +60,8 @@ class Scraper:
     """Keeps the state of those endpoints of a `Membership` that this keeper holds, and knows that of the others.
 
     `run` makes a round every `telemetry.scrape_ms`. A round asks each held endpoint that is not being asked already,
-    waits for the answers, and publishes. A slow endpoint does not hold up the others: after half an interval the round
-    publishes what came, and the late answer goes out with a later round.
+    waits for the answers, asks for slow pages whose turn it is, and publishes. A slow endpoint does not hold up the
+    others: after half an interval the round publishes what came, and the late answer goes out with a later round.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Scraper:
         membership: Membership,
         store: Publisher,
         holding: Holding,
-        adapters: Mapping[EngineKind, Adapter],
+        adapters: Sequence[Adapter],
         metrics: Metrics,
         clock: Clock,
         rng: random.Random,
@@ -79,7 +80,7 @@ class Scraper:
             membership: whom to scrape, all keepers together.
             store: where states are published.
             holding: which of them this keeper scrapes.
-            adapters: how to read each kind of engine.
+            adapters: how to read each kind of engine; see `engines.detect.all_adapters`.
             metrics: where states are shown.
             clock: dates the states, by wall time.
             rng: spreads the rounds.
@@ -87,15 +88,14 @@ class Scraper:
         self._membership = membership
         self._store = store
         self._holding = holding
-        self._adapters = adapters
+        self._inquiries = Inquiries(adapters, clock, rng)
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
         self._interval_s = 0.25
-        self._kinds: dict[str, EngineKind] = {}
-        self._health: dict[_Key, Health] = {}
+        self._pools: frozenset[str] = frozenset()
+        self._health: dict[Key, Health] = {}
         self._published: dict[str, Published] = {}
-        self._asking: dict[_Key, asyncio.Task[Outcome]] = {}
         self._unsaid = True
         self._tidied = -TIDY_EVERY_S
         self._asked_alone = -ALONE_EVERY_S
@@ -103,7 +103,8 @@ class Scraper:
     def apply(self, config: Config) -> None:
         """Take the interval and the kinds of engines from a configuration; holds from the next round on."""
         self._interval_s = config.telemetry.scrape_ms / 1000
-        self._kinds = {name: "vllm" if pool.engine == "auto" else pool.engine for name, pool in config.pools.items()}
+        self._pools = frozenset(config.pools)
+        self._inquiries.apply({name: pool.engine for name, pool in config.pools.items()})
         self._holding.apply(config)
 
     def states(self) -> dict[str, dict[str, EndpointState]]:
@@ -134,26 +135,29 @@ class Scraper:
         if self._holding.due(members):
             await self._share(members)
         await self._forget(members)
+        until = self._clock.monotonic() + self._interval_s / 2
         for pool, endpoint, destination in self._to_ask(members):
-            asking = ask(session, destination, self._adapters[self._kinds[pool]])
-            self._asking[pool, endpoint] = asyncio.create_task(asking, name=f"scrape {destination}")
-        if self._asking:
-            await asyncio.wait(self._asking.values(), timeout=self._interval_s / 2)
-        answered = {key: self._asking.pop(key) for key, task in list(self._asking.items()) if task.done()}
+            self._inquiries.ask(session, (pool, endpoint), destination)
+        answered = await self._inquiries.loads(until)
+        told_more = await self._inquiries.abouts(session, answered, until)
         # Leases are looked at again: time has passed, and this process may have been frozen meanwhile.
-        held, fresh = {pool: self._holding.held(pool) for pool in members}, dict[str, dict[str, bytes]]()
-        for (pool, endpoint), task in answered.items():
-            if endpoint in held[pool]:
-                state = self._learn(pool, endpoint, members[pool][endpoint], task.result())
-                fresh.setdefault(pool, {})[endpoint] = encode(state)
-            elif self._holding.alone(pool):
-                self._learn(pool, endpoint, members[pool][endpoint], task.result())
-        for pool, states in fresh.items():
-            await self._publish(pool, states)
+        held = {pool: self._holding.held(pool) for pool in members}
+        learns = {
+            pool: names | self._holding.own(pool) if self._holding.alone(pool) else names
+            for pool, names in held.items()
+        }
+        for (pool, endpoint), told in answered.items():
+            if endpoint in learns[pool]:
+                self._learn(pool, endpoint, members[pool][endpoint], told)
+        for (pool, endpoint), more in told_more.items():
+            if endpoint in learns[pool]:
+                self._learn_more(pool, endpoint, more)
+        fresh = {key for key in {*answered, *told_more} if key[1] in held[key[0]]}
+        await self._publish(fresh & self._health.keys())
 
     def _members(self) -> _Members:
         # A reload reaches membership and scraper one after the other.
-        return {pool: ids for pool, ids in self._membership.current().items() if pool in self._kinds}
+        return {pool: ids for pool, ids in self._membership.current().items() if pool in self._pools}
 
     async def _share(self, members: _Members) -> None:
         """Renew the leases, read what the others published, and go on from there with what was taken over."""
@@ -168,7 +172,7 @@ class Scraper:
             self._metrics.held(gone, 0)
         for pool in members:
             self._metrics.held(pool, len(self._holding.held(pool)))
-        await self._drop({(pool, endpoint) for pool, endpoints in taken.items() for endpoint in endpoints})
+        await self._inquiries.drop({(pool, endpoint) for pool, endpoints in taken.items() for endpoint in endpoints})
         for pool in members:
             for endpoint in taken.get(pool, ()):
                 self._resume(pool, endpoint)
@@ -202,27 +206,42 @@ class Scraper:
             for pool in members
         }
         for pool, endpoint, destination in _each(members):
-            if endpoint in turn[pool] and (pool, endpoint) not in self._asking:
+            if endpoint in turn[pool] and (pool, endpoint) not in self._inquiries:
                 yield pool, endpoint, destination
 
-    def _learn(self, pool: str, endpoint: str, destination: str, outcome: Outcome) -> EndpointState:
-        now, previous = self._clock.monotonic(), self._health.get((pool, endpoint))
+    def _learn(self, pool: str, endpoint: str, destination: str, told: Told) -> None:
+        now, previous, outcome = self._clock.monotonic(), self._health.get((pool, endpoint)), told.outcome
         if previous is None or previous.state.destination != destination:
             previous = first(destination, now)
         health = self._health[pool, endpoint] = after(previous, outcome, self._clock.wall(), now)
         state = health.state
-        if state.reachable != previous.state.reachable:
-            text = "an endpoint answers again" if state.reachable else "an endpoint cannot be connected to"
-            _log.warning(text, extra={"pool": pool, "endpoint": endpoint})
-        if bool(state.stalled_s) != bool(previous.state.stalled_s):
-            text = "an engine stands still" if state.stalled_s else "an engine goes on"
-            _log.warning(text, extra={"pool": pool, "endpoint": endpoint})
+        if state.started_at != previous.state.started_at:
+            self._inquiries.restarted((pool, endpoint))
+        for text, extra in changes(previous.state, state, told):
+            _log.warning(text, extra={"pool": pool, "endpoint": endpoint, **extra})
+        if told.fault:
+            self._metrics.scrape_fault(pool, "load", told.fault)
         self._metrics.scraped(pool, outcome.value if isinstance(outcome, Failure) else "read")
         self._metrics.engine(pool, endpoint, _view(state))
-        return state
 
-    async def _publish(self, pool: str, states: Mapping[str, bytes]) -> None:
-        """Write a pool's fresh states. A store that fails is said once; the next round writes newer states anyway."""
+    def _learn_more(self, pool: str, endpoint: str, more: Described) -> None:
+        for fault in more.faults:
+            self._metrics.scrape_fault(pool, "about", fault)
+        health = self._health.get((pool, endpoint))
+        if health:
+            for about in more.abouts:
+                health = described(health, about)
+            self._health[pool, endpoint] = health
+
+    async def _publish(self, fresh: Collection[Key]) -> None:
+        """Write fresh states, each pool's at once. A store that fails is said once; newer states follow anyway."""
+        states: dict[str, dict[str, bytes]] = {}
+        for pool, endpoint in fresh:
+            states.setdefault(pool, {})[endpoint] = encode(self._health[pool, endpoint].state)
+        # One pool after the other, a node that stands still would hold up the leases of all for a deadline a pool.
+        await asyncio.gather(*(self._put(pool, changed) for pool, changed in states.items()))
+
+    async def _put(self, pool: str, states: Mapping[str, bytes]) -> None:
         try:
             await self._store.put_states(pool, states)
         except StoreError as error:
@@ -238,19 +257,11 @@ class Scraper:
         for key in self._health.keys() - own:
             del self._health[key]
             self._metrics.forget(*key)
-        await self._drop(self._asking.keys() - own)
-
-    async def _drop(self, keys: Collection[_Key]) -> None:
-        """Give up the answers of these endpoints that are still out."""
-        tasks = [task for key in keys if (task := self._asking.pop(key, None))]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._inquiries.drop(self._inquiries.keys() - own)
 
     async def close(self) -> None:
         """Give up every answer that is still out, then the leases: others take over at once."""
-        await self._drop(set(self._asking))
+        await self._inquiries.drop(self._inquiries.keys())
         await self._holding.leave()
 
 

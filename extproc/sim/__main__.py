@@ -8,7 +8,9 @@ from extproc.sim.server import add_arguments, run
 
 def main() -> int:
     """Read the command line and serve until stopped; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m extproc.sim", description="Simulated vLLM engines.")
+    parser = argparse.ArgumentParser(
+        prog="python -m extproc.sim", description="Simulated vLLM, TensorRT-LLM and SGLang engines."
+    )
     add_arguments(parser)
     return run(parser.parse_args())
 

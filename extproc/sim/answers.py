@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from extproc.sim.bodies import ChatBody, Sampling
 from extproc.sim.refusals import engine_failed
 from extproc.sim.sequence import Sequence
-from extproc.sim.tokens import TOKEN_BYTES
+from extproc.sim.tokens import TOKEN_BYTES, to_ids
 from extproc.sim.wire import EVENTS, Exchange
 
 _DONE = b"data: [DONE]\n\n"
@@ -38,6 +38,9 @@ class Fault:
     cut: bool
 
 
+Details = Callable[[int, bool], dict[str, Any] | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A generation request that was accepted.
@@ -49,7 +52,8 @@ class Job:
         texts: the answer of each choice, known in advance; ASCII, whole tokens.
         sequences: one for each choice, in the order of `texts`.
         prompt_tokens: all prompts together, each counted once.
-        details: whether `usage` reports cached tokens.
+        details: makes `prompt_tokens_details` of `usage` from the number of cached tokens and whether it is a chat.
+        prompts: each prompt's tokens, if the client asked for token ids.
     """
 
     body: Sampling
@@ -58,7 +62,16 @@ class Job:
     texts: list[bytes]
     sequences: list[Sequence]
     prompt_tokens: int
-    details: bool
+    details: Details
+    prompts: list[bytes] = field(default_factory=list)
+
+    def prompt_ids(self, index: int) -> list[int] | None:
+        """Return the token ids of the prompt of choice `index`, if they were asked for."""
+        return to_ids(self.prompts[index * len(self.prompts) // len(self.texts)]) if self.prompts else None
+
+    def answer_ids(self, index: int, start: int, stop: int) -> list[int] | None:
+        """Return the token ids `start` to `stop` of an answer, if they were asked for."""
+        return to_ids(self.texts[index][TOKEN_BYTES * start : TOKEN_BYTES * stop]) if self.prompts else None
 
     @property
     def shape(self) -> Shape:
@@ -68,12 +81,8 @@ class Job:
     def usage(self, produced: int, *, final: bool = True) -> dict[str, Any]:
         """Return `usage` after `produced` tokens; only the final one has details."""
         details = None
-        if final and self.details:
-            details = {
-                "cached_tokens": self.sequences[0].cached_tokens if self.texts else 0,
-                "created_cache_tokens": 0 if self.shape.chat else None,
-                "multimodal_tokens": None,
-            }
+        if final:
+            details = self.details(max(0, self.sequences[0].cached_tokens) if self.texts else 0, self.shape.chat)
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + produced,
@@ -81,6 +90,10 @@ class Job:
             "prompt_tokens_details": details,
             "completion_tokens_details": None,
         }
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.encode(value)
 
 
 class WholeAnswer:
@@ -110,20 +123,26 @@ class WholeAnswer:
             "usage": job.usage(produced),
             "kv_transfer_params": None,
         }
+        if job.prompts and job.shape.chat:
+            answer["prompt_token_ids"] = job.prompt_ids(0)
         self._exchange.send(200, msgspec.json.encode(answer))
 
     def _choice(self, index: int) -> dict[str, Any]:
-        text = self._job.texts[index].decode()
+        sequence = self._job.sequences[index]
+        # An answer that was aborted is shorter than the one that was planned.
+        text = self._job.texts[index][: TOKEN_BYTES * sequence.produced].decode()
         choice: dict[str, Any] = {"index": index}
         if self._job.shape.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
         else:
             choice["text"] = text
+            if self._job.prompts:
+                choice["prompt_token_ids"] = self._job.prompt_ids(index)
         return choice | {
             "logprobs": None,
-            "finish_reason": self._job.sequences[index].finished,
+            "finish_reason": sequence.finished,
             "stop_reason": None,
-            "token_ids": None,
+            "token_ids": self._job.answer_ids(index, 0, sequence.produced),
         }
 
 
@@ -161,28 +180,41 @@ class StreamedAnswer:
         if self._fault is not None and sequence.produced >= self._fault.after_tokens:
             self._break_off(self._fault)
             return
-        index, sent = self._index[sequence], self._sent[sequence]
+        job, index, sent = self._job, self._index[sequence], self._sent[sequence]
         self._sent[sequence] = sequence.produced
-        text = self._job.texts[index]
+        text = job.texts[index]
         start = b'%s{"index":%d,' % (self._head, index)
         events: list[bytes] = []
-        if not sent and self._job.shape.chat:
+        first = b""
+        if not sent and job.prompts:
+            first = b'"prompt_token_ids":%s,' % _json(job.prompt_ids(index))
+        if not sent and job.shape.chat:
             role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            events += (start, role, self._usage_now(), b"}\n\n")
+            # A chat's prompt stands beside its choices, so the comma stands before it.
+            ids, first = b"," + first[:-1] if first else b"", b""
+            events += (start, role, ids, self._usage_now(), b"}\n\n")
+        lead, start = start + first + self._before, start + self._before
         going = b'%s"finish_reason":null,"token_ids":null}]%s}\n\n' % (self._after, self._usage_now())
-        start += self._before
-        stop = sequence.produced - (sequence.finished is not None)
+        # An aborted sequence ends without a token of its own.
+        stop = max(sent, sequence.produced - (sequence.finished is not None))
         for token in range(sent, stop):
-            events += (start, text[TOKEN_BYTES * token : TOKEN_BYTES * (token + 1)], going)
+            said = text[TOKEN_BYTES * token : TOKEN_BYTES * (token + 1)]
+            events += (lead, said, self._with_ids(going, index, token, token + 1) if job.prompts else going)
+            lead = start
         if sequence.finished is not None:
             last = text[TOKEN_BYTES * stop : TOKEN_BYTES * sequence.produced]
-            reason = sequence.finished.encode()
-            events += (start, last, self._after, b'"finish_reason":"%s","stop_reason":null,' % reason)
-            events += (b'"token_ids":null}]', self._usage_now(), b"}\n\n")
+            ending = b'"finish_reason":"%s","stop_reason":null,"token_ids":null}]' % sequence.finished.encode()
+            ending = self._with_ids(ending, index, stop, sequence.produced)
+            events += (lead, last, self._after, ending, self._usage_now(), b"}\n\n")
             self._left -= 1
             if not self._left:
                 events += (self._final_usage(), _DONE)
         self._exchange.write(b"".join(events), last=not self._left)
+
+    def _with_ids(self, data: bytes, index: int, start: int, stop: int) -> bytes:
+        """Return a piece of an event with token ids in it, if they were asked for."""
+        ids = self._job.answer_ids(index, start, stop)
+        return data if ids is None else data.replace(b'"token_ids":null', b'"token_ids":' + _json(ids), 1)
 
     def _produced(self) -> int:
         return sum(one.produced for one in self._job.sequences)

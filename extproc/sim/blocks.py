@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from extproc.sim.watches import PoolWatch
+
 
 class BlockPool:
     """Blocks of one engine; no tokens are stored, only which hash each block holds.
@@ -18,10 +20,15 @@ class BlockPool:
 
     A replay asks for some 30 blocks a request, so the loops below keep to local names and one dictionary access a
     block: the dictionary of later holders is empty unless hashes are held twice.
+
+    Attributes:
+        usable: blocks that can be handed out.
+        watch: who hears of evictions and resets, if anybody does.
     """
 
     def __init__(self, blocks: int, *, caching: bool = True) -> None:
         self.usable = blocks - 1
+        self.watch: PoolWatch | None = None
         self._caching = caching
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
         self._references = [0] * blocks
@@ -133,6 +140,8 @@ class BlockPool:
         self._hash_of = [None] * len(self._hash_of)
         self._holder.clear()
         self._later_holders.clear()
+        if self.watch is not None:
+            self.watch.cleared()
         return True
 
     def _forget(self, block: int) -> None:
@@ -141,6 +150,8 @@ class BlockPool:
         if block_hash is None:
             return
         self._hash_of[block] = None
+        if self.watch is not None:
+            self.watch.removed(block_hash)
         later = self._later_holders.get(block_hash)
         if later is None:
             del self._holder[block_hash]

@@ -41,6 +41,17 @@ class Sampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     seed: int | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = False
+
+    @property
+    def namespace(self) -> str:
+        """Return what parts the request's blocks from equal ones of others; empty for nothing."""
+        return self.cache_salt or ""
+
+    @property
+    def token_ids(self) -> list[int] | None:
+        """Return the prompt's token ids where a chat may bring them along; None to render its messages."""
+        return None
 
     @property
     def longest(self) -> int | None:

@@ -7,7 +7,8 @@ import msgspec
 
 from extproc.sim.answers import Fault
 from extproc.sim.bodies import read
-from extproc.sim.pacer import Pacer
+from extproc.sim.core import Core
+from extproc.sim.refusals import bad_value
 from extproc.sim.wire import Exchange, Request
 
 
@@ -43,6 +44,18 @@ class RestartBody(msgspec.Struct):
     down_s: float = 0.0
 
 
+class EventsBody(msgspec.Struct):
+    """`POST /sim/kv_events`: what becomes of the next batches of KV events.
+
+    `drop` batches are lost on the way, though they can be replayed, unless `forget` says otherwise; `hold` keeps
+    batches back until it is taken off.
+    """
+
+    drop: int = 0
+    forget: bool = False
+    hold: bool = False
+
+
 class Control:
     """The state of an engine's faults; lives as long as the endpoint, restarts included."""
 
@@ -65,7 +78,7 @@ class Control:
         self._failing.count -= 1
         return self._failing
 
-    def handle(self, request: Request, exchange: Exchange, pacer: Pacer) -> bool:
+    def handle(self, request: Request, exchange: Exchange, core: Core) -> bool:
         """Answer a route under `/sim/`; False if there is none of that name.
 
         Raises:
@@ -74,13 +87,17 @@ class Control:
         body = request.body or b"{}"
         match request.path:
             case b"/sim/freeze":
-                self._freeze(read(FreezeBody, body), pacer)
+                self._freeze(read(FreezeBody, body), core)
             case b"/sim/fail":
                 self._failing = read(FailBody, body)
             case b"/sim/slow":
-                pacer.engine.slowdown = read(SlowBody, body).factor
+                factor = read(SlowBody, body).factor
+                for rank in core.ranks:
+                    rank.engine.slowdown = factor
+            case b"/sim/kv_events":
+                _disturb(read(EventsBody, body), core)
             case b"/sim/reset_prefix_cache":
-                exchange.send(200, msgspec.json.encode({"success": pacer.engine.reset_prefix_cache()}))
+                exchange.send(200, msgspec.json.encode({"success": core.ranks.reset_prefix_cache()}))
                 return True
             case b"/sim/restart":
                 down_s = read(RestartBody, body).down_s
@@ -88,16 +105,16 @@ class Control:
                 self._restart(down_s)
                 return True
             case b"/sim/state":
-                exchange.send(200, msgspec.json.encode(self._state(pacer)))
+                exchange.send(200, msgspec.json.encode(self._state(core)))
                 return True
             case _:
                 return False
         exchange.send(200, b"{}")
         return True
 
-    def _freeze(self, body: FreezeBody, pacer: Pacer) -> None:
+    def _freeze(self, body: FreezeBody, core: Core) -> None:
         if body.scope == "engine":
-            (pacer.freeze if body.frozen else pacer.thaw)()
+            (core.ranks.freeze if body.frozen else core.ranks.thaw)()
         elif body.frozen:
             self._hung = self._hung or []
         else:
@@ -105,20 +122,29 @@ class Control:
             for serve in held:
                 serve()
 
-    def _state(self, pacer: Pacer) -> dict[str, float | int]:
-        engine, stats = pacer.engine, pacer.engine.stats
+    def _state(self, core: Core) -> dict[str, float | int]:
+        engines = [rank.engine for rank in core.ranks]
+        stats = [engine.stats for engine in engines]
         return {
-            "engine_s": pacer.now(),
-            "steps": stats.steps,
-            "busy_s": stats.busy_s,
-            "live": engine.live,
+            "engine_s": core.ranks.first.pacer.now(),
+            "steps": sum(one.steps for one in stats),
+            "busy_s": sum(one.busy_s for one in stats),
+            "live": core.ranks.live,
             "held": len(self._hung or ()),
-            "blocks_free": engine.pool.free,
-            "blocks_cached": engine.pool.cached,
-            "preemptions": stats.preemptions,
-            "prompt_tokens": stats.prompt_tokens,
-            "prompt_tokens_cached": stats.prompt_tokens_cached,
+            "blocks_free": sum(engine.pool.free for engine in engines),
+            "blocks_cached": sum(engine.pool.cached for engine in engines),
+            "preemptions": sum(one.preemptions for one in stats),
+            "prompt_tokens": sum(one.prompt_tokens for one in stats),
+            "prompt_tokens_cached": sum(one.prompt_tokens_cached for one in stats),
         }
+
+
+def _disturb(body: EventsBody, core: Core) -> None:
+    """Raises Refusal, 400, when the engine tells of no events."""
+    if core.telling is None:
+        raise bad_value("this engine tells of no KV events; start it with --kv-events")
+    core.telling.lose(body.drop, forget=body.forget)
+    core.telling.hold(back=body.hold)
 
 
 def stream_fault(failure: FailBody | None) -> Fault | None:

@@ -21,16 +21,29 @@ from extproc.sim.blocks import BlockPool
 from extproc.sim.sequence import Sequence
 from extproc.sim.settings import EngineSettings
 from extproc.sim.stats import EngineStats
+from extproc.sim.watches import BlockWatch, StepWatch
 
 
 class Engine:
-    """Scheduler and cache of one engine. Callers pass the time, in engine seconds, and never go back."""
+    """Scheduler and cache of one engine. Callers pass the time, in engine seconds, and never go back.
+
+    Attributes:
+        settings: cache and speed.
+        pool: the KV cache.
+        stats: what is counted.
+        slowdown: how many times longer a step lasts.
+        steps: who hears of steps, if anybody does.
+        counts_adapters: whether `stats.adapters` is kept.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.pool = BlockPool(settings.blocks, caching=settings.prefix_caching)
         self.stats = EngineStats(settings.context_tokens)
         self.slowdown = 1.0
+        self.steps: StepWatch | None = None
+        self.counts_adapters = False
+        self._blocks: BlockWatch | None = None
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
         self._arrivals: list[Sequence] = []
@@ -49,6 +62,21 @@ class Engine:
         """Sequences that are running, waiting or just arrived."""
         return len(self._running) + len(self._waiting) + len(self._arrivals)
 
+    @property
+    def queued(self) -> int:
+        """Sequences that have not been admitted."""
+        return len(self._waiting) + len(self._arrivals)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of the sequences that wait."""
+        return sum(one.known for one in self._waiting)
+
+    def watch_blocks(self, watch: BlockWatch) -> None:
+        """Tell `watch` of the cache from now on. Without prefix caching there is nothing to tell."""
+        if self.settings.prefix_caching:
+            self._blocks = self.pool.watch = watch
+
     def submit(self, sequences: Iterable[Sequence], now: float) -> None:
         """Accept `sequences` at `now`; `advance(now)` was called before. An idle engine starts a step at once."""
         for sequence in sequences:
@@ -65,6 +93,20 @@ class Engine:
         self._aborts.append(sequence)
         if self._step_ends is None:
             self._begin_step(now)
+
+    def drop_all(self, now: float) -> list[Sequence]:
+        """End every sequence at once, in mid-step if need be, as "abort"; return those that nobody aborted before."""
+        dropped = [*self._running, *self._waiting, *self._arrivals]
+        for sequence in dropped:
+            sequence.finished, sequence.finished_at = "abort", now
+            self._release(sequence)
+        for inbox in (self._running, self._waiting, self._arrivals, self._aborts, self._batch):
+            inbox.clear()
+        self._step_ends = None
+        told = [sequence for sequence in dropped if not sequence.aborted]
+        self.stats.finished["abort"] += len(told)
+        self._take_gauges(now)
+        return told
 
     def advance(self, now: float) -> list[Sequence]:
         """Run every step that ends by `now`; return the sequences with news, in the order it came up.
@@ -89,7 +131,9 @@ class Engine:
         tokens = self._schedule(at)
         if not self._batch:
             self._step_ends = None
-            self._take_gauges()
+            self._take_gauges(at)
+            if self.steps is not None:
+                self.steps.idle()
             return
         settings = self.settings
         bound_by_memory = settings.step_s + settings.per_seq_s * len(self._batch)
@@ -125,19 +169,35 @@ class Engine:
                 break
             budget -= self._put_in_batch(sequence, chunk)
             index += 1
+        lacking: list[Sequence] = []
         while self._waiting and budget and preemptions == self.stats.preemptions:
+            if self._lacks_adapter_slot(self._waiting[0]):
+                lacking.append(self._waiting.popleft())
+                continue
             if len(running) >= self.settings.max_num_seqs or not self._admit(self._waiting[0], budget, at):
                 break
             sequence = self._waiting.popleft()
             running.append(sequence)
             budget -= self._put_in_batch(sequence, min(sequence.known - sequence.computed, budget))
+        self.stats.deferred = len(lacking)
+        self._waiting.extendleft(reversed(lacking))
         return self.settings.token_budget - budget
+
+    def _lacks_adapter_slot(self, sequence: Sequence) -> bool:
+        """Whether all places for adapters are taken by others; later sequences may overtake such a one."""
+        slots = self.settings.max_loras
+        if not slots or not sequence.adapter:
+            return False
+        taken = {one.adapter for one in self._running} - {"", sequence.adapter}
+        return len(taken) >= slots
 
     def _put_in_batch(self, sequence: Sequence, chunk: int) -> int:
         """Register the blocks that `chunk` more tokens fill; vLLM makes them findable within the same step."""
         full = (sequence.computed + chunk) // self.settings.block_size
         for number in range(sequence.registered, full):
             self.pool.register(sequence.blocks[number], sequence.hashes[number])
+        if self._blocks is not None and full > sequence.registered:
+            self._blocks.stored(sequence, sequence.registered, full)
         sequence.registered = max(sequence.registered, full)
         sequence.chunk = chunk
         self._batch.append(sequence)
@@ -222,7 +282,14 @@ class Engine:
         stats.generation_tokens += tokens
         stats.steps += 1
         stats.busy_s += end - began
-        self._take_gauges()
+        self._take_gauges(end)
+        self._tell(began, end)
+
+    def _tell(self, began: float, end: float) -> None:
+        if self._blocks is not None:
+            self._blocks.step_ended()
+        if self.steps is not None:
+            self.steps.stepped(self._batch, began, end)
 
     def _note_first_token(self, sequence: Sequence, at: float) -> None:
         sequence.first_token_at = at
@@ -250,8 +317,11 @@ class Engine:
         if sequence.produced > 1:
             stats.time_per_token.observe((at - sequence.first_token_at) / (sequence.produced - 1))
 
-    def _take_gauges(self) -> None:
+    def _take_gauges(self, at: float) -> None:
         stats = self.stats
         stats.running = len(self._running)
         stats.waiting = len(self._waiting)
         stats.cache_usage = self.pool.usage
+        if self.counts_adapters:
+            live = dict.fromkeys(one.adapter for one in (*self._running, *self._waiting) if one.adapter)
+            stats.adapters[",".join(live)] = at

@@ -2,22 +2,38 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from extproc.sim.control import Control
-from extproc.sim.settings import SimSettings
+from extproc.sim.core import Endpoint
+from extproc.sim.settings import KvEvents, SimSettings
 from extproc.sim.surface import Surface
 from extproc.sim.wire import Connection, Exchange, Request
+
+if TYPE_CHECKING:
+    import zmq
+
+    from extproc.sim.publishing import Publisher, Sockets
+
+    Context = zmq.Context[zmq.Socket[bytes]]
 
 _LAST_PORT = 65_535
 
 
 class SimEndpoint:
-    """One simulated engine and the address it listens on. The address outlives restarts."""
+    """One simulated engine and the address it listens on. The address outlives restarts.
+
+    Attributes:
+        port: of its HTTP server.
+        context: ZMQ's, which an engine that publishes its events needs before it is started.
+    """
 
     def __init__(self, settings: SimSettings, host: str, port: int) -> None:
         self._settings = settings
+        self.context: Context | None = None
+        self._sockets: Sockets | None = None
         self._host = host
         self.port = port
         self._control = Control(self._restart_soon)
@@ -49,10 +65,51 @@ class SimEndpoint:
         Raises:
             OSError: the port is taken.
         """
-        loop = asyncio.get_running_loop()
-        self._surface = Surface(self._settings, self._control, time.monotonic, loop.call_later)
-        self._listener = await loop.create_server(self._connection, self._host, self.port, reuse_address=True)
+        loop, settings = asyncio.get_running_loop(), self._settings
+        publishers = await self._open_sockets()
+        self._surface = surface = Surface(
+            settings, self._control, time.monotonic, loop.call_later, publishers, self.event_endpoints
+        )
+        try:
+            self._listener = await loop.create_server(self._connection, self._host, self.port, reuse_address=True)
+        except OSError:
+            surface.stop()
+            raise
         self.port = self._listener.sockets[0].getsockname()[1]
+
+    @property
+    def event_endpoints(self) -> list[Endpoint]:
+        """Where the events of each rank are to be had over ZMQ, known after the start; none if they are not."""
+        return [] if self._sockets is None else [self._sockets.endpoint(n) for n in range(self._settings.dp_ranks)]
+
+    def where(self) -> dict[str, str | list[str]]:
+        """Return where everything of this engine is to be found, by name."""
+        found: dict[str, str | list[str]] = {"address": self.address}
+        endpoints = self.event_endpoints
+        if endpoints:
+            found["kv_events"] = [one.address for one in endpoints]
+        if replays := [f"tcp://*:{one.replay_port}" for one in endpoints if one.replay_port is not None]:
+            found["kv_replay"] = replays
+        return found
+
+    async def _open_sockets(self) -> "list[Publisher]":
+        """Open what events go out by, on the ports of the first start.
+
+        Raises:
+            OSError: a port is taken.
+        """
+        settings = self._settings
+        if self.context is None or settings.events is None:
+            return []
+        if self._sockets is None:
+            # Not at the top: an engine that tells of no events does without ZMQ, which takes 0.08 s to import.
+            from extproc.sim.publishing import Sockets
+
+            self._sockets = Sockets(self.context, settings.events, self._host, settings.dp_ranks)
+        publishers = await self._sockets.open()
+        for publisher in publishers:
+            publisher.start(replay_topic=settings.about.replay_topic)
+        return publishers
 
     async def stop(self) -> None:
         """Refuse connections, close those that are open, stop the engine."""
@@ -72,7 +129,7 @@ class SimEndpoint:
             await connection.lost.wait()
         if listener is not None:
             await listener.wait_closed()
-        self.surface.pacer.stop()
+        self.surface.stop()
 
     def _connection(self) -> Connection:
         settings = self._settings
@@ -111,7 +168,9 @@ class SimFleet:
         if not 0 <= port <= port + engines - 1 <= _LAST_PORT:
             raise ValueError(f"port {port} for {engines} engines: ports end at {_LAST_PORT}; 0 takes free ones")
         settings = settings or SimSettings()
-        self.endpoints = [SimEndpoint(settings, host, port + n if port else 0) for n in range(engines)]
+        self._publishes = settings.publishes
+        self._context: Context | None = None
+        self.endpoints = [SimEndpoint(_nth(settings, n), host, port + n if port else 0) for n in range(engines)]
 
     @property
     def addresses(self) -> list[str]:
@@ -124,20 +183,31 @@ class SimFleet:
         Raises:
             OSError: a port is taken.
         """
+        if self._publishes:
+            import zmq
+
+            self._context = zmq.Context()
         started: list[SimEndpoint] = []
         try:
             for endpoint in self.endpoints:
+                endpoint.context = self._context
                 await endpoint.start()
                 started.append(endpoint)
         except OSError:
             for endpoint in started:
                 await endpoint.stop()
+            self._close_context()
             raise
 
     async def stop(self) -> None:
         """Stop every engine."""
         for endpoint in self.endpoints:
             await endpoint.stop()
+        self._close_context()
+
+    def _close_context(self) -> None:
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -147,3 +217,10 @@ class SimFleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _nth(settings: SimSettings, number: int) -> SimSettings:
+    """Return the settings of one engine of a fleet: ports of events follow each other, ranks first."""
+    if not isinstance(settings.kv_events, KvEvents):
+        return settings
+    return replace(settings, kv_events=settings.kv_events.shifted(number * settings.dp_ranks))

@@ -12,7 +12,6 @@ import msgspec
 from extproc.sim.answers import Job, StreamedAnswer, WholeAnswer
 from extproc.sim.bodies import (
     ChatBody,
-    CompletionBody,
     EmbeddingBody,
     Sampling,
     check,
@@ -21,79 +20,58 @@ from extproc.sim.bodies import (
     read,
 )
 from extproc.sim.control import Control, FailBody, stream_fault
-from extproc.sim.pacer import Pacer
-from extproc.sim.refusals import (
-    Refusal,
-    answer_too_long,
-    bad_value,
-    busy,
-    engine_failed,
-    invalid,
-    prompt_too_long,
-    unknown_model,
-)
-from extproc.sim.sequence import Listener, Sequence
-from extproc.sim.settings import SimSettings
+from extproc.sim.core import Core, Dialect
+from extproc.sim.ranks import Rank
+from extproc.sim.refusals import Refusal, bad_value, engine_failed, invalid
+from extproc.sim.sequence import Content, Listener, Sequence
 from extproc.sim.tokens import answer, block_hashes, embedding, from_ids, padded, render_chat, token_count
 from extproc.sim.wire import Exchange, Request
 
 
 class Generation:
-    """Turns request bodies into sequences, hands them to the engine and answers with what comes of them."""
+    """Turns request bodies into sequences, hands them to an engine core and answers with what comes of them."""
 
-    def __init__(self, settings: SimSettings, control: Control, pacer: Pacer) -> None:
-        self._settings = settings
+    def __init__(self, core: Core, control: Control, dialect: Dialect) -> None:
+        self._core = core
+        self._settings = core.settings
         self._control = control
-        self._pacer = pacer
-        self._context = settings.engine.context_tokens
+        self._dialect = dialect
+        self._context = core.settings.engine.context_tokens
 
     def chat(self, request: Request, exchange: Exchange) -> None:
         """`POST /v1/chat/completions`."""
-        body = read(ChatBody, request.body)
-        if not body.messages:
-            raise bad_value("messages must not be empty", "messages", 0)
-        prompt = render_chat(body.messages, body.tools, generation_prompt=body.add_generation_prompt)
-        self._generate(body, [prompt], request, exchange)
+        body = self._dialect.chat(request.body)
+        self._generate(body, [chat_prompt(body)], request, exchange)
 
     def completions(self, request: Request, exchange: Exchange) -> None:
         """`POST /v1/completions`."""
-        body = read(CompletionBody, request.body)
-        self._generate(body, [_encode(one) for one in prompts_of(body.prompt)], request, exchange)
+        body = self._dialect.completion(request.body)
+        self._generate(body, [prompt_bytes(one) for one in prompts_of(body.prompt)], request, exchange)
 
     def embeddings(self, request: Request, exchange: Exchange) -> None:
         """`POST /v1/embeddings`."""
         body = read(EmbeddingBody, request.body)
         if _failed_at_once(self._control.next_failure(), exchange):
             return
-        self.adapter_of(body.model)
-        inputs = [_encode(one) for one in prompts_of(body.input)]
+        rank = self._core.ranks.pick(request)
+        adapter = self._dialect.adapter(body)
+        inputs = [prompt_bytes(one) for one in prompts_of(body.input)]
         for one in inputs:
             self._check_prompt(token_count(one))
-        sequences = [self._sequence(one, b"", body.model, body.cache_salt) for one in inputs]
+        sequences = [self._sequence(one, b"", Content(one, adapter, body.cache_salt or "")) for one in inputs]
         for sequence in sequences:
             sequence.end_reason = "stop"
-        self._admit(len(sequences))
+        self._dialect.admit(len(sequences))
         model = body.model or self._settings.model
         listener = _EmbeddingAnswer(body, model, _request_id(request), inputs, self._settings.embedding_dims, exchange)
-        self._submit(sequences, listener, exchange)
-
-    def adapter_of(self, model: str | None) -> str:
-        """Return the adapter that `model` names, "" for the base model.
-
-        Raises:
-            Refusal: 404, the model is not served.
-        """
-        if model is None or model == self._settings.model:
-            return ""
-        if model not in self._settings.adapters:
-            raise unknown_model(model, (self._settings.model, *self._settings.adapters))
-        return model
+        self._submit(rank, sequences, listener, exchange)
 
     def _generate(self, body: Sampling, prompts: list[bytes], request: Request, exchange: Exchange) -> None:
         failure = self._control.next_failure()
         if _failed_at_once(failure, exchange):
             return
-        self.adapter_of(body.model)
+        rank = self._core.ranks.pick(request)
+        adapter = self._dialect.adapter(body)
         check(body)
         texts: list[bytes] = []
         sequences: list[Sequence] = []
@@ -101,10 +79,11 @@ class Generation:
             length, reason = self._answer_length(body, token_count(prompt))
             for choice in range(body.n or 1):
                 texts.append(answer(prompt, length, choice=choice, seed=body.seed or 0))
-                sequence = self._sequence(prompt, texts[-1], body.model, body.cache_salt)
+                content = Content(prompt + texts[-1], adapter, body.namespace)
+                sequence = self._sequence(prompt, texts[-1], content)
                 sequence.end_reason, sequence.streamed = reason, bool(body.stream)
                 sequences.append(sequence)
-        self._admit(len(sequences))
+        self._dialect.admit(len(sequences))
         job = Job(
             body=body,
             model=body.model or self._settings.model,
@@ -112,17 +91,18 @@ class Generation:
             texts=texts,
             sequences=sequences,
             prompt_tokens=sum(map(token_count, prompts)),
-            details=self._settings.prompt_tokens_details,
+            details=self._dialect.details,
+            prompts=prompts if body.return_token_ids else [],
         )
         listener: Listener = WholeAnswer(job, exchange)
         if body.stream:
             fault = stream_fault(failure)
-            listener = StreamedAnswer(job, exchange, fault=fault, on_fault=lambda: self._drop(sequences))
-        stats = self._pacer.engine.stats
+            listener = StreamedAnswer(job, exchange, fault=fault, on_fault=lambda: _drop(rank, sequences))
+        stats = rank.engine.stats
         for sequence in sequences:
             stats.max_tokens.observe(body.longest or sequence.answer_tokens)
             stats.choices.observe(body.n or 1)
-        self._submit(sequences, listener, exchange)
+        self._submit(rank, sequences, listener, exchange)
 
     def _answer_length(self, body: Sampling, prompt_tokens: int) -> tuple[int, str]:
         """Return how many tokens the answer has and why it ends.
@@ -134,7 +114,7 @@ class Generation:
         room = self._context - prompt_tokens
         longest = room if body.longest is None else body.longest
         if longest > room:
-            raise answer_too_long(longest, prompt_tokens, self._context)
+            raise self._dialect.answer_too_long(longest, prompt_tokens, self._context)
         natural = max(self._settings.answer_tokens, body.min_tokens)
         if body.ignore_eos or longest <= natural:
             return longest, "length"
@@ -144,28 +124,36 @@ class Generation:
         if not tokens:
             raise empty_prompt()
         if tokens >= self._context:
-            raise prompt_too_long(tokens, self._context)
+            raise self._dialect.prompt_too_long(tokens, self._context)
 
-    def _sequence(self, prompt: bytes, text: bytes, model: str | None, salt: str | None) -> Sequence:
-        size = self._settings.engine.block_size
-        hashes = block_hashes(prompt + text, size, adapter=self.adapter_of(model), salt=salt or "")
-        return Sequence(token_count(prompt), token_count(text), hashes)
+    def _sequence(self, prompt: bytes, text: bytes, content: Content) -> Sequence:
+        adapter = content.adapter
+        namespace = "" if adapter is None else adapter.namespace
+        hashes = block_hashes(content.data, self._settings.engine.block_size, adapter=namespace, salt=content.salt)
+        sequence = Sequence(token_count(prompt), token_count(text), hashes)
+        sequence.adapter = "" if adapter is None else adapter.name
+        if self._core.telling is not None:
+            sequence.content = content
+        return sequence
 
-    def _admit(self, count: int) -> None:
-        limit, engine = self._settings.max_num_queued_reqs, self._pacer.engine
-        if limit and engine.live + count > limit:
-            engine.stats.rejected += 1
-            raise busy()
-
-    def _submit(self, sequences: Items[Sequence], listener: Listener, exchange: Exchange) -> None:
-        exchange.on_disconnect = lambda: self._drop(sequences)
+    def _submit(self, rank: Rank, sequences: Items[Sequence], listener: Listener, exchange: Exchange) -> None:
+        exchange.on_disconnect = lambda: _drop(rank, sequences)
         for sequence in sequences:
             sequence.listener = listener
-        self._pacer.submit(sequences)
+        rank.pacer.submit(sequences)
 
-    def _drop(self, sequences: Items[Sequence]) -> None:
-        for sequence in sequences:
-            self._pacer.abort(sequence)
+
+def chat_prompt(body: ChatBody) -> bytes:
+    """Return the tokens of a chat's prompt.
+
+    Raises:
+        Refusal: 400, there are no messages, or token ids that are none.
+    """
+    if body.token_ids is not None:
+        return prompt_bytes(body.token_ids)
+    if not body.messages:
+        raise bad_value("messages must not be empty", "messages", 0)
+    return render_chat(body.messages, body.tools, generation_prompt=body.add_generation_prompt)
 
 
 class _EmbeddingAnswer:
@@ -221,7 +209,7 @@ class _EmbeddingAnswer:
         return values
 
 
-def _encode(prompt: str | list[int]) -> bytes:
+def prompt_bytes(prompt: str | list[int]) -> bytes:
     """Return the tokens of one prompt.
 
     Raises:
@@ -233,6 +221,11 @@ def _encode(prompt: str | list[int]) -> bytes:
         return from_ids(prompt)
     except ValueError as error:
         raise invalid(f"1 validation error:\n  {error}") from error
+
+
+def _drop(rank: Rank, sequences: Items[Sequence]) -> None:
+    for sequence in sequences:
+        rank.pacer.abort(sequence)
 
 
 def _request_id(request: Request) -> str:

@@ -52,6 +52,14 @@ class Pacer:
         self.engine.abort(sequence, now)
         self._arm(now)
 
+    def drop_all(self) -> None:
+        """End every sequence as "abort" now, in mid-step if need be; their listeners are told."""
+        now = self._catch_up()
+        self.stop()
+        for sequence in self.engine.drop_all(now):
+            if sequence.listener is not None:
+                sequence.listener.progress(sequence)
+
     def freeze(self) -> None:
         """Stop engine time: steps end no more, requests are accepted and hang."""
         if self._frozen_at is None:

@@ -7,24 +7,28 @@ class Refusal(Exception):  # noqa: N818 - what the simulated engine says, not a 
     """A request that the simulated engine turns down.
 
     Attributes:
-        status: HTTP status; also `error.code`.
+        status: HTTP status.
         kind: `error.type`.
         param: `error.param`.
+        code: `error.code`; the status unless told otherwise.
     """
 
-    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, kind: str, message: str, param: str | None = None, *, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.param = param
+        self.code = code or status
 
     def body(self) -> bytes:
-        """Return the JSON body."""
+        """Return vLLM's JSON body."""
         return msgspec.json.encode({"error": self.fields()})
 
     def fields(self) -> dict[str, str | int | None]:
         """Return the members of `error`."""
-        return {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
 
 
 def invalid(message: str) -> Refusal:
@@ -39,8 +43,10 @@ def bad_value(message: str, param: str | None = None, value: int | None = None) 
 
 
 def unknown_model(name: str, aliases: tuple[str, ...]) -> Refusal:
-    """Return the 404 for a model that is not served."""
-    text = f"The model `{name}` does not exist. Valid aliases: {', '.join(aliases)}."
+    """Return the 404 for a model that is not served; older versions name no `aliases`."""
+    text = f"The model `{name}` does not exist."
+    if aliases:
+        text += f" Valid aliases: {', '.join(aliases)}."
     return Refusal(404, "NotFoundError", text, "model")
 
 

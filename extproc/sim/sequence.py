@@ -1,7 +1,10 @@
 """One prompt and its answer on their way through an engine."""
 
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import Protocol
+
+from extproc.sim.adapters import Adapter
 
 
 class Listener(Protocol):
@@ -12,15 +15,32 @@ class Listener(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the blocks of a sequence hold, for engines that tell of it.
+
+    Attributes:
+        data: the tokens of prompt and answer, as `tokens` has them.
+        adapter: whose namespace it is; None for the base model's.
+        salt: parts it from equal tokens under another salt; empty for none.
+    """
+
+    data: bytes
+    adapter: Adapter | None = None
+    salt: str = ""
+
+
 class Sequence:
     """One prompt and the answer it will get.
 
     The answer is known from the start, so the hashes of all full blocks are too: `hashes` covers prompt and
-    answer. `answer_tokens` 0 is a pooling request, which ends with its prefill.
+    answer. `answer_tokens` 0 is a pooling request, which ends with its prefill. `adapter` is the name of the adapter it
+    runs under; `content` is only there where the engine tells of its blocks.
     """
 
     __slots__ = (
         "aborted",
+        "adapter",
         "admitted_at",
         "answer_tokens",
         "arrived_at",
@@ -29,6 +49,7 @@ class Sequence:
         "changed",
         "chunk",
         "computed",
+        "content",
         "end_reason",
         "finished",
         "finished_at",
@@ -59,6 +80,8 @@ class Sequence:
         self.end_reason = end_reason
         self.streamed = streamed
         self.listener = listener
+        self.adapter = ""
+        self.content: Content | None = None
         self.blocks: list[int] = []
         self.computed = 0
         self.registered = 0
@@ -76,3 +99,8 @@ class Sequence:
     def known(self) -> int:
         """Tokens that exist so far: the prompt and what was produced."""
         return self.prompt_tokens + self.produced
+
+    @property
+    def in_prefill(self) -> bool:
+        """Whether the last chunk computed tokens of the prompt, seen from the end of its step."""
+        return self.computed - self.chunk < self.prompt_tokens

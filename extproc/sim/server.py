@@ -9,7 +9,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from extproc.sim.settings import EngineSettings, SimSettings
+from extproc.sim.profiles import PROFILES
+from extproc.sim.settings import EngineSettings, KvEvents, SimSettings
 
 if TYPE_CHECKING:
     from extproc.sim.fleet import SimFleet
@@ -52,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--max-model-len", type=int, default=0, help="0: what the cache holds, at most 131072")
     cache.add_argument("--max-num-queued-reqs", type=int, default=0, help="more live requests get 503; 0: no limit")
     surface = parser.add_argument_group("surface")
+    surface.add_argument(
+        "--profile", default=sim.profile, choices=tuple(PROFILES), help="engine and version it is like (%(default)s)"
+    )
     surface.add_argument("--model", default=sim.model, help="served model name (%(default)s)")
     surface.add_argument("--adapter", action="append", default=[], help="served adapter name; may be repeated")
     surface.add_argument(
@@ -65,7 +69,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     surface.add_argument(
         "--keep-alive-s", type=float, default=sim.keep_alive_s, metavar="S", help="of an idle connection (%(default)s)"
     )
+    surface.add_argument("--runtime-adapters", action="store_true", help="let adapters be loaded and unloaded")
+    surface.add_argument("--max-loras", type=int, default=0, help="adapters that may run at once; 0: no limit")
+    surface.add_argument("--dp-ranks", type=int, default=sim.dp_ranks, help="data-parallel ranks (%(default)s)")
+    surface.add_argument("--dev-mode", action="store_true", help="vLLM: serve /sleep, /wake_up, /reset_prefix_cache")
+    surface.add_argument("--scale-out", action="store_true", help="vllm-0.33: serve /v1/*/render")
     surface.add_argument("--control", action="store_true", help="serve /sim/*: freeze, fail, slow, restart, …")
+    _add_event_arguments(parser)
+
+
+def _add_event_arguments(parser: argparse.ArgumentParser) -> None:
+    events, default = parser.add_argument_group("KV events"), KvEvents()
+    events.add_argument("--kv-events", action="store_true", help="tell of what is cached and evicted")
+    events.add_argument(
+        "--kv-port",
+        type=int,
+        default=default.port,
+        metavar="PORT",
+        help="first of consecutive ports that publish, one a rank and engine; 0 takes free ones",
+    )
+    events.add_argument(
+        "--kv-replay-port",
+        type=int,
+        default=default.replay_port,
+        metavar="PORT",
+        help="the same, for those that replay",
+    )
+    events.add_argument("--kv-no-replay", action="store_true", help="replay nothing")
+    events.add_argument("--kv-connect", default=default.connect, metavar="ADDRESS", help="connect instead of listening")
+    events.add_argument("--kv-topic", default=default.topic, metavar="TOPIC", help="what batches begin with")
+    events.add_argument(
+        "--kv-buffer",
+        type=int,
+        default=default.buffer,
+        metavar="N",
+        help="batches kept for a replay, or events kept until they are taken (%(default)s)",
+    )
+    events.add_argument("--kv-byte-hashes", action="store_true", help="vLLM: hashes of 32 bytes, not numbers")
 
 
 def settings_of(args: argparse.Namespace) -> SimSettings:
@@ -84,11 +124,26 @@ def settings_of(args: argparse.Namespace) -> SimSettings:
         step_s=args.step_ms / 1000,
         per_seq_s=args.per_seq_ms / 1000,
         prefix_caching=not args.no_prefix_caching,
+        max_loras=args.max_loras,
+    )
+    events = KvEvents(
+        port=args.kv_port,
+        replay_port=None if args.kv_no_replay else args.kv_replay_port,
+        connect=args.kv_connect,
+        topic=args.kv_topic,
+        buffer=args.kv_buffer,
+        int_hashes=not args.kv_byte_hashes,
     )
     return SimSettings(
         engine=engine,
+        profile=args.profile,
         model=args.model,
         adapters=tuple(args.adapter),
+        runtime_adapters=args.runtime_adapters,
+        dp_ranks=args.dp_ranks,
+        kv_events=events if args.kv_events else False,
+        dev_mode=args.dev_mode,
+        scale_out=args.scale_out,
         time_factor=args.time_factor,
         answer_tokens=args.answer_tokens,
         max_num_queued_reqs=args.max_num_queued_reqs,
@@ -103,7 +158,8 @@ def settings_of(args: argparse.Namespace) -> SimSettings:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM, or until the parent has ended; return the exit status.
 
-    Prints one line of JSON for each engine once all listen: `{"engine": 0, "address": "127.0.0.1:40001"}`.
+    Prints one line of JSON for each engine once all listen: `{"engine": 0, "address": "127.0.0.1:40001"}`. One that
+    publishes events says where, by rank: `"kv_events": ["tcp://*:40002"], "kv_replay": ["tcp://*:40003"]`.
     """
     parent = os.getppid() if args.exit_with_parent else 0
     try:
@@ -137,7 +193,7 @@ async def _serve(fleet: "SimFleet", parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with fleet:
-        lines = (json.dumps({"engine": n, "address": at}) for n, at in enumerate(fleet.addresses))
+        lines = (json.dumps({"engine": n} | one.where()) for n, one in enumerate(fleet.endpoints))
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
         while not stopped.is_set() and (not parent or os.getppid() == parent):

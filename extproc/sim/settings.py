@@ -1,6 +1,9 @@
 """What a simulated engine is told at start: its cache, its speed and the switches of its HTTP surface."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from extproc.sim.profiles import DEFAULT as DEFAULT_PROFILE
+from extproc.sim.profiles import PROFILES, Profile
 
 DEFAULT_MAX_MODEL_LEN = 131_072
 """Longest sequence in tokens when none is set and the cache could hold more."""
@@ -24,6 +27,7 @@ class EngineSettings:
         prefix_caching: whether full blocks are kept and found again by their hash.
         reserve_full_prompt: admit a sequence only if all its present tokens fit, not just the first chunk
             (vLLM's `scheduler_reserve_full_isl`, on by default there too).
+        max_loras: adapters that may run at once (`--max-loras`); requests for more wait. 0 is no limit.
     """
 
     blocks: int = 6144
@@ -36,6 +40,7 @@ class EngineSettings:
     per_seq_s: float = 0.0001
     prefix_caching: bool = True
     reserve_full_prompt: bool = True
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values no engine could run with.
@@ -69,18 +74,54 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """How an engine tells of its cache. TensorRT-LLM knows no ports: its events are taken out over HTTP.
+
+    Attributes:
+        port: first port that events are published on, one a rank; 0 takes free ones.
+        replay_port: first port that asks for old batches are answered on; 0 takes free ones, None answers none.
+        connect: ZMQ address that the engine connects to instead of listening; rank r takes the port r higher.
+        topic: what published batches begin with.
+        buffer: batches kept for a replay; for TensorRT-LLM, events kept until somebody takes them.
+        int_hashes: vLLM's hashes as numbers of 64 bits; else all 32 bytes
+            (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`).
+    """
+
+    port: int = 0
+    replay_port: int | None = 0
+    connect: str = ""
+    topic: str = ""
+    buffer: int = 10_000
+    int_hashes: bool = True
+
+    def shifted(self, ports: int) -> "KvEvents":
+        """These settings with every given port higher by `ports`."""
+        port = self.port + ports if self.port else 0
+        return replace(self, port=port, replay_port=self.replay_port + ports if self.replay_port else self.replay_port)
+
+
+@dataclass(frozen=True, slots=True)
 class SimSettings:
     """One simulated engine: the core and its HTTP surface.
 
     Attributes:
         engine: cache and speed.
+        profile: which engine and version it passes for, a name of `PROFILES`.
         model: the served model's name.
         adapters: names of adapters that are served too, each with its own namespace in the prefix cache.
+        runtime_adapters: whether adapters can be loaded and unloaded (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`; SGLang's
+            `--enable-lora`).
+        dp_ranks: data-parallel ranks behind the one HTTP port, each with a batch and a cache of its own.
+        kv_events: whether and how the engine tells of its cache; True takes free ports.
+        dev_mode: whether vLLM has `/sleep`, `/wake_up`, `/is_sleeping` and `/reset_prefix_cache`.
+        scale_out: whether vLLM 0.33 renders prompts (`--enable-scale-out`).
         time_factor: engine seconds that pass in one wall second.
         answer_tokens: where an answer ends by itself (`finish_reason` "stop") unless `max_tokens` comes first
             or `ignore_eos` is set.
-        max_num_queued_reqs: live sequences beyond which requests get 503; 0 is no limit, as in vLLM.
-        prompt_tokens_details: whether `usage` reports cached tokens (`--enable-prompt-tokens-details`).
+        max_num_queued_reqs: live sequences (SGLang: waiting ones) beyond which requests get 503; 0 is no limit, as
+            in vLLM.
+        prompt_tokens_details: whether `usage` reports cached tokens (`--enable-prompt-tokens-details`; SGLang's
+            `--enable-cache-report`). TensorRT-LLM always does.
         server_load_tracking: whether `/load` counts (`--enable-server-load-tracking`).
         embedding_dims: length of the vectors of `/v1/embeddings`.
         max_body_bytes: larger request bodies get 413.
@@ -89,8 +130,14 @@ class SimSettings:
     """
 
     engine: EngineSettings = field(default_factory=EngineSettings)
+    profile: str = DEFAULT_PROFILE
     model: str = "sim"
     adapters: tuple[str, ...] = ()
+    runtime_adapters: bool = False
+    dp_ranks: int = 1
+    kv_events: KvEvents | bool = False
+    dev_mode: bool = False
+    scale_out: bool = False
     time_factor: float = 1.0
     answer_tokens: int = 256
     max_num_queued_reqs: int = 0
@@ -102,12 +149,35 @@ class SimSettings:
     control: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a clock that stands still and answers of no tokens.
+        """Refuse a clock that stands still, answers of no tokens, and what the profile does not have.
 
         Raises:
             ValueError: naming the setting.
         """
+        if self.profile not in PROFILES:
+            raise ValueError(f"profile must be one of {', '.join(PROFILES)}, got {self.profile!r}")
+        if self.dp_ranks < 1:
+            raise ValueError(f"dp_ranks must be at least 1, got {self.dp_ranks}")
+        if self.max_num_queued_reqs and not self.about.admission_limit:
+            raise ValueError(f"max_num_queued_reqs is unknown to {self.profile}; leave it at 0")
         if self.time_factor <= 0:
             raise ValueError(f"time_factor must be greater than 0, got {self.time_factor}")
         if self.answer_tokens < 1:
             raise ValueError(f"answer_tokens must be at least 1, got {self.answer_tokens}")
+
+    @property
+    def about(self) -> Profile:
+        """What the profile stands for."""
+        return PROFILES[self.profile]
+
+    @property
+    def events(self) -> KvEvents | None:
+        """How events are told of; None if they are not."""
+        if isinstance(self.kv_events, KvEvents):
+            return self.kv_events
+        return KvEvents() if self.kv_events else None
+
+    @property
+    def publishes(self) -> bool:
+        """Whether events go out over ZMQ."""
+        return self.events is not None and self.about.engine != "trtllm"

@@ -55,11 +55,17 @@ class EngineStats:
     """Counters and histograms of one engine since its start, and the gauges as of its last step.
 
     vLLM publishes its gauges once a step: while a long step runs they are stale, and here too.
+
+    Attributes:
+        deferred: sequences among the `waiting` that lack only a place for their adapter.
+        adapters: for each set of adapters that had live sequences, as comma-joined names, the engine second in which
+            that was last so. Kept only by an engine that serves adapters.
     """
 
     context_tokens: int
     running: int = 0
     waiting: int = 0
+    deferred: int = 0
     cache_usage: float = 0.0
     steps: int = 0
     busy_s: float = 0.0
@@ -73,6 +79,7 @@ class EngineStats:
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
     )
     rejected: int = 0
+    adapters: dict[str, float] = field(default_factory=dict)
     first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     token_gap: Histogram = field(default_factory=lambda: Histogram(TOKEN_GAP_S))
     time_per_token: Histogram = field(default_factory=lambda: Histogram(TOKEN_GAP_S))

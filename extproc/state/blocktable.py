@@ -157,6 +157,25 @@ class BlockTable:
             at -= 2
         return slots[at + 1]
 
+    def changes(self, blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Values of these blocks, in order: (place, value) of the first one, and of each that differs from the last.
+
+        As far as it is read: a prompt of which nothing is held costs one lookup.
+        """
+        parts, mask = self._parts, self._mask
+        last = -1
+        for place, block in enumerate(blocks):
+            block = block or _ZERO  # noqa: PLW2901 - see `put`
+            part = parts[block & mask]
+            slots = part.slots
+            at = block % part.size * 2
+            while (key := slots[at]) != block and key:
+                at -= 2
+            value = slots[at + 1] if key else 0
+            if value != last:
+                last = value
+                yield place, value
+
     def put(self, blocks: Sequence[int], value: int) -> list[tuple[int, int]]:
         """Give all these blocks one value; returns what they had, as (value, number of blocks in a row)."""
         parts = self._parts

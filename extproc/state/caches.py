@@ -1,13 +1,16 @@
 """What is believed of the caches of a pool's endpoints: profiles, answered turns, and what tells how true they are."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from extproc.state.blocktable import Sorted
+from extproc.state.exact_image import ExactImage
 from extproc.state.facts import Facts, learnt_rates
-from extproc.state.feed import is_start
+from extproc.state.feed import Sized, is_start
 from extproc.state.image import MOST_BLOCKS, ProfileImage
 from extproc.state.learn import TokenEstimator
 from extproc.state.learnt import EndpointLearnt
+from extproc.state.precise import Precise
 from extproc.state.profile import PrefixIndex
 from extproc.state.turns import Turn, Turns
 
@@ -27,11 +30,13 @@ class Caches:
     Attributes:
         index: profiles.
         turns: who answered which turn.
+        exact: profiles as the engines themselves tell them.
     """
 
     def __init__(self, prior_rate: float, kv_tokens: int, block_bytes: int, tokens: TokenEstimator) -> None:
         self.index = PrefixIndex()
         self.turns = Turns()
+        self.exact = Precise()
         self._prior_rate = prior_rate
         self._kv_tokens = kv_tokens
         self._block_bytes = block_bytes
@@ -90,6 +95,13 @@ class Caches:
         if self.index.held(endpoint) > most:
             self.index.add(endpoint, (), most)
 
+    def sized(self, delta: Sized) -> None:
+        """Take over what another replica came to believe of the size of an endpoint's cache."""
+        if self.current(delta.endpoint, delta.started_at):
+            self.of(delta.endpoint).share.told(delta.share)
+            if delta.left >= 0:
+                self.cut(delta.endpoint, delta.left)
+
     def answered(self, digest: bytes, turn: Turn, started_at: float) -> None:
         """Note an answered turn of the life that its endpoint's engine is in."""
         if self.current(turn.endpoint, started_at):
@@ -124,9 +136,12 @@ class Caches:
             if old is not None:
                 self.index.drop_older(name, old + 1)
             facts.listened(now)
+        self.exact.age(now)
         lost = [name for name, facts in self._facts.items() if facts.lost(now, unreachable=name in unreachable)]
         if lost:
             self._empty(lost)
+            for name in lost:
+                self.exact.index.suspend(name)
 
     def retain(self, endpoints: Iterable[str]) -> None:
         """Forget endpoints that left the pool."""
@@ -134,6 +149,7 @@ class Caches:
         if gone:
             self._empty(gone)
             for name in gone:
+                self.exact.index.drop(name)
                 del self._facts[name]
 
     def learnt(self, endpoint: str, now: float) -> EndpointLearnt:
@@ -141,7 +157,13 @@ class Caches:
         return self.of(endpoint).learnt(endpoint, now, self.turns.of(endpoint, _SAVED_TURNS))
 
     def resume(
-        self, learnt: EndpointLearnt, image: ProfileImage, entries: Sorted, clock: int, then: float
+        self,
+        learnt: EndpointLearnt,
+        image: ProfileImage,
+        entries: Sorted,
+        clock: int,
+        then: float,
+        exact: ExactImage | None = None,
     ) -> Iterator[None]:
         """Let an endpoint be known as another worker knew it, in steps of some 0.1 ms.
 
@@ -153,16 +175,22 @@ class Caches:
             entries: `holder.entries_of` the image and the clock.
             clock: reading of the endpoint's use counter, as `entries` were made for it.
             then: when that was, by the clock of `age`.
+            exact: what the endpoint held as its events told; None where that worker had no exact profile of it. One
+                that this worker has stays then: the feed brings it up to date.
         """
         name = learnt.endpoint
         if not self.current(name, learnt.started_at) or not self.of(name).caching:
             return
         facts, life = self.of(name), self.of(name).life
-        replacing = self.index.replace(name, image, entries, clock)
-        for _ in replacing:
+        steps = chain(
+            self.index.replace(name, image, entries, clock), self.exact.index.replace(name, exact) if exact else ()
+        )
+        more = True
+        while more:
+            yield
             if facts.life != life or self._facts.get(name) is not facts:
                 return
-            yield
+            more = next(steps, self) is not self
         self.turns.forget([name])
         facts.resume(learnt, then, clock + 1)
         for digest, prompt_tokens, output_tokens in learnt.turns:
@@ -173,4 +201,5 @@ class Caches:
         self.turns.forget(endpoints)
         for name in endpoints:
             self.index.forget(name)
+            self.exact.empty(name)
             self.of(name).emptied()

@@ -4,6 +4,27 @@ import msgspec
 
 from extproc.errors import StoreError
 
+STALE_AFTER = 3
+"""Scrapes in a row that may fail before the numbers count as stale: one page gets lost now and then."""
+
+
+class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Where the KV events of one data-parallel rank are to be had; `engines.kv_values.EventSource` as it is published.
+
+    Attributes:
+        rank: the rank.
+        way: `zmq`, `drain`, or what newer keepers know.
+        endpoint: as in `EventSource`.
+        replay: as in `EventSource`.
+        topic: as in `EventSource`.
+    """
+
+    rank: int = 0
+    way: str = "zmq"
+    endpoint: str = ""
+    replay: str = ""
+    topic: str = ""
+
 
 class EndpointState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One endpoint as the keeper that reads it last saw it; all that another keeper needs to go on from there.
@@ -31,6 +52,19 @@ class EndpointState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         misses: scrapes in a row that could not connect.
         told_start: the process start that the engine itself told last; 0 when it never did.
         tokens: prompt and output tokens that it has worked through since its start; 0 when it did not tell.
+        unread: scrapes in a row that brought no numbers. From `STALE_AFTER` on the numbers here are too old for use; the
+            endpoint serves all the same.
+        frozen: its numbers move only when a request completes, or every so many steps, and have not for seconds: what
+            the fleet itself has in flight there tells more.
+        kind: kind of engine (`vllm`, `sglang`, `tensorrt_llm`); empty while unknown.
+        page: path of the page that the numbers are from.
+        models: names that the base model is served as, by the engine.
+        adapters: LoRA adapters that are loaded.
+        active_adapters: of these, those with requests in the engine.
+        max_adapters: adapters that one batch may mix; 0 when it did not tell.
+        ranks: data-parallel ranks; 0 when it did not tell.
+        sources: where its KV events are to be had.
+        hash_algo: how it hashes its blocks; empty when it did not tell.
     """
 
     destination: str
@@ -52,6 +86,22 @@ class EndpointState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     misses: int = 0
     told_start: float = 0.0
     tokens: float = 0.0
+    unread: int = 0
+    frozen: bool = False
+    kind: str = ""
+    page: str = ""
+    models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    active_adapters: tuple[str, ...] = ()
+    max_adapters: int = 0
+    ranks: int = 0
+    sources: tuple[Source, ...] = ()
+    hash_algo: str = ""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the numbers are too old for use, by the word of the keeper that tried to read newer ones."""
+        return self.unread >= STALE_AFTER
 
     @property
     def sequences(self) -> int:

@@ -12,6 +12,7 @@ class PoolKeys:
         leases: sorted set replica -> end of its lease, milliseconds since the epoch.
         pins: sorted set session -> last use of its pin, milliseconds since the epoch; by it pins are bounded in number.
         counted: mark that the charges in flight were counted anew within the last lease.
+        born: mark of the first heartbeat: another one than before says that everything was lost meanwhile.
         states: hash endpoint -> latest published state.
         feed: stream of deltas.
         snapshots: hash of what there is a snapshot of -> its head, see `redis/snapshot.lua`.
@@ -22,6 +23,7 @@ class PoolKeys:
 
     __slots__ = (
         "_base",
+        "born",
         "counted",
         "feed",
         "flight_prefix",
@@ -40,6 +42,7 @@ class PoolKeys:
         self.leases = base + "leases"
         self.pins = base + "pins"
         self.counted = base + "counted"
+        self.born = base + "born"
         self.states = base + "states"
         self.feed = base + "feed"
         self.snapshots = base + "snapshots"

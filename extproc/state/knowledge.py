@@ -8,9 +8,23 @@ from extproc.state import taught
 from extproc.state.caches import Caches
 from extproc.state.charges import Charge, Charges
 from extproc.state.correction import correct
-from extproc.state.feed import Answered, Delta, Dropped, Held, Measured, Sized, Turned, pack, unpack
+from extproc.state.feed import (
+    Answered,
+    Cached,
+    Delta,
+    Dropped,
+    Evicted,
+    Exact,
+    Held,
+    Measured,
+    Sized,
+    Turned,
+    pack,
+    unpack,
+)
 from extproc.state.heat import Heat
 from extproc.state.lengths import Lengths
+from extproc.state.precise import Chains
 from extproc.state.turns import Turn, cached
 
 
@@ -159,29 +173,32 @@ class PoolKnowledge:
             return ()
         return (Held(endpoint, pack(blocks), charge_id, facts.started_at, shared_block),)
 
-    def apply(self, delta: Delta, now: float | None = None, *, old: bool = False) -> Sequence[Delta]:
+    def sent(self, deltas: Sequence[Delta], chains: Chains, held_tokens: float | None = None) -> Sequence[Delta]:
+        """Take in the token blocks of what was `decided`; returns its deltas with them: see `Precise.sent`."""
+        exact = self.caches.exact
+        return [exact.sent(each, chains, held_tokens) if isinstance(each, Held) else each for each in deltas]
+
+    def apply(self, delta: Delta, now: float | None = None, *, old: bool = False, origin: str = "") -> Sequence[Delta]:
         """Take in one delta, whoever learnt it; returns corrections that the other replicas should be told.
 
         Args:
             delta: what was learnt.
             now: when it was, by the clock of `heat`, for one that another worker learnt.
             old: it was so long ago that the prefill which it tells of is over.
+            origin: who told it; empty for this worker.
         """
         match delta:
             case Held():
-                if now is not None and delta.shared_block:
-                    self.heat.used(delta.shared_block, now)
+                self._held(delta, now, old=old)
+            case Exact() | Cached() | Evicted():
                 if self.caches.current(delta.endpoint, delta.started_at):
-                    self.caches.hold(delta.endpoint, unpack(delta.blocks), "" if old else delta.charge_id)
+                    self.caches.exact.told(delta, origin)
             case Dropped():
                 self.caches.index.remove(delta.endpoint, unpack(delta.blocks))
             case Measured():
                 self.lengths.measured(delta)
             case Sized():
-                if self.caches.current(delta.endpoint, delta.started_at):
-                    self.caches.of(delta.endpoint).share.told(delta.share)
-                    if delta.left >= 0:
-                        self.caches.cut(delta.endpoint, delta.left)
+                self.caches.sized(delta)
             case Turned():
                 self._turned(delta)
             case Answered():
@@ -236,12 +253,22 @@ class PoolKnowledge:
     def _tokens_a_block(self, blocks: Sequence[int]) -> float:
         return self._priors.block_bytes / self.bytes_per_token_of(blocks)
 
+    def _held(self, delta: Held, now: float | None, *, old: bool) -> None:
+        if now is not None and delta.shared_block:
+            self.heat.used(delta.shared_block, now)
+        if self.caches.current(delta.endpoint, delta.started_at):
+            self.caches.hold(delta.endpoint, unpack(delta.blocks), "" if old else delta.charge_id)
+            if not old:
+                self.caches.exact.held(delta)
+
     def _turned(self, delta: Turned) -> None:
         turn = Turn(delta.endpoint, delta.prompt_tokens, delta.output_tokens)
         self.caches.answered(delta.turn, turn, delta.started_at)
 
     def _answered(self, delta: Answered) -> Sequence[Delta]:
         self.lengths.answered(delta)
+        running = taught.tells_only_who(delta)
+        self.caches.exact.pending.answered(delta.charge_id, delta.endpoint, running=running)
         started_at = 0.0
         if delta.endpoint:
             for listener in self._heard:
@@ -251,7 +278,7 @@ class PoolKnowledge:
             facts.prefills.ended(delta.charge_id, self.caches.index.clock(delta.endpoint))
             started_at = facts.started_at
         charge = self._charges.take(delta.charge_id)
-        if charge and taught.tells_only_who(delta) and delta.endpoint == charge.endpoint:
+        if charge and running and delta.endpoint == charge.endpoint:
             self._charges.put(delta.charge_id, charge)
             return ()
         told: list[Delta] = []

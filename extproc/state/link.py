@@ -270,20 +270,39 @@ class Link(asyncio.Protocol):
             attempt += 1
 
     async def _follow(self, address: Address) -> None:
-        """Leave a server that is not the master any more: the same other one was named twice in a row.
+        """Leave a server that is not the master any more: the same other one was named twice in a row, and is one.
 
-        Once would not do: for a second or two after a failover, some of those who are asked still name the old one.
+        Once would not do: for a second or two after a failover, some of those who are asked still name the old one. And
+        sentinels that lost their way name one that is dead, or a replica, for as long as they like.
         """
-        named = address
+        named = unfit = address
         while True:
             await asyncio.sleep(_FOLLOW_S)
             before = named
             with contextlib.suppress(OSError, StoreError):
                 named = await self._locate()
-            if named != address and named == before and self._transport is not None:
+            if named == address or named != before:
+                continue
+            if not await self._takes_writes(named):
+                if named != unfit:
+                    log.warning("the sentinels name a master that cannot be used; staying with this one")
+                unfit = named
+            elif self._transport is not None:
                 log.warning("another Redis is the master; leaving this one")
                 self._transport.abort()
                 return
+
+    async def _takes_writes(self, address: Address) -> bool:
+        """Whether a server lets this one in and says that it is a master."""
+        probe = Link(at(address), self._login, self._name, master=True)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await probe._dial(address)
+        except (OSError, StoreError):
+            return False
+        finally:
+            await probe.close()
+        return True
 
     async def _dial(self, address: Address) -> None:
         """Open the socket and log in."""

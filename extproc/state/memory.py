@@ -1,5 +1,6 @@
 """The store inside one process: for tests, for a single worker, and as the ledger to fall back on without Redis."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -157,11 +158,14 @@ class MemoryStore(MemoryBoard, MemoryFeed):
             if replica is None or owner == replica:
                 yield from list(flight.values())
 
-    def newest_pins(self, pool: str, most: int) -> list[tuple[str, str, float]]:
-        """Live pins, the one used last first, `most` at most: key, endpoint, and seconds of life left."""
-        now = self._clock.monotonic()
-        pins = islice(reversed(self._pool(pool).pins.items()), most)
-        return [(key, endpoint, until - now) for key, (endpoint, until) in pins if until > now]
+    def newest_pins(self, pool: str, most: int) -> list[str]:
+        """Keys of pins, the one used last first, `most` at most; some may have ended."""
+        return list(islice(reversed(self._pool(pool).pins), most))
+
+    def pin_left(self, pool: str, pin_key: str) -> tuple[str, float]:
+        """Endpoint of a pin, and the seconds of life left in it: 0 or less for one that has ended or never was."""
+        endpoint, until = self._pool(pool).pins.get(pin_key, ("", -math.inf))
+        return endpoint, until - self._clock.monotonic()
 
     def open_charge(self, pool: str, replica: str, charge_id: str) -> OpenCharge | None:
         """A charge as it is now; None for one that was not reserved, or is settled."""

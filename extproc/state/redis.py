@@ -31,7 +31,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _read_record = msgspec.msgpack.Decoder(_Record).decode
-_read_beat = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_read_beat = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
 _read_loads = msgspec.msgpack.Decoder(list[tuple[str, float, int, float]]).decode
 
 
@@ -42,6 +42,11 @@ class RedisStore(RedisBoard, RedisFeed):
 
     Its arguments are those of `RedisCalls`.
     """
+
+    def __init__(self, url: str, deadline_ms: float = 20.0, prefix: str = "warmpath") -> None:
+        super().__init__(url, deadline_ms, prefix)
+        # By pool and replica, the mark of the store's first heartbeat as its last one had it.
+        self._born: dict[tuple[str, str], str] = {}
 
     async def reserve(self, ask: Reserve) -> Reservation:
         """See `Store.reserve`."""
@@ -117,9 +122,11 @@ class RedisStore(RedisBoard, RedisFeed):
     async def heartbeat(self, pool: str, replica: str, lease_ms: int) -> Beat:
         """See `Store.heartbeat`."""
         keys = self._keys.pool(pool)
-        names = [keys.leases, keys.load, keys.flight(replica), keys.counted, keys.pins]
+        names = [keys.leases, keys.load, keys.flight(replica), keys.counted, keys.pins, keys.born]
         reply = await self._run("heartbeat", names, replica, lease_ms, keys.flight_prefix, keys.pin_prefix)
-        return Beat(*unpacked(_read_beat, reply, "a heartbeat"))
+        reaped, known, born = unpacked(_read_beat, reply, "a heartbeat")
+        before, self._born[pool, replica] = self._born.get((pool, replica), born), born
+        return Beat(reaped, known, emptied=born != before)
 
     async def release(self, pool: str, replica: str) -> None:
         """See `Store.release`."""

@@ -1,5 +1,6 @@
 """The feed of a `RedisStore`, and the snapshots that who joins begins with."""
 
+import logging
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -10,8 +11,10 @@ import msgspec
 from extproc.state.keys import parse_feed_id
 from extproc.state.redis_calls import RedisCalls, data, number, text, text_or_none
 from extproc.state.store import READ_LIMIT
-from extproc.state.trouble import AnsweredError
+from extproc.state.trouble import EXHAUSTED, AnsweredError, RefusedError
 from extproc.state.values import FeedEntry, Snapshot
+
+log = logging.getLogger(__name__)
 
 # A reply to a blocking read may come this much after the wait asked for; nothing of a request waits for it.
 _READ_SLACK_S: Final = 1.0
@@ -38,9 +41,22 @@ class RedisFeed(RedisCalls):
     """Feeds of all pools. Each read under way has a connection of its own."""
 
     async def append(self, pool: str, payload: bytes, cap: int) -> str:
-        """See `Store.append`."""
+        """See `Store.append`.
+
+        A feed that takes no more, because somebody put an entry of the last id into it, is begun anew: readers notice
+        by the ids. Snapshots name entries of it and go with it.
+        """
         key = self._keys.pool(pool).feed
-        return text(await self._write(key, ("XADD", key, "MAXLEN", "~", cap, "*", "p", payload)))
+        command = ("XADD", key, "MAXLEN", "~", cap, "*", "p", payload)
+        try:
+            return text(await self._write(key, command))
+        except RefusedError as error:
+            if error.code != EXHAUSTED:
+                raise
+        log.warning("a feed takes no more entries; beginning it anew", extra={"pool": pool})
+        await self.drop_snapshots(pool, list(await self.snapshots(pool)))
+        await self._ask(key, ("DEL", key))
+        return text(await self._ask(key, command))
 
     async def read(self, pool: str, after: str, wait_ms: int) -> Sequence[FeedEntry]:
         """See `Store.read`. Each read under way has a connection of its own, since a waiting one blocks it."""

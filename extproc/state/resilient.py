@@ -187,8 +187,8 @@ class ResilientStore(SharedOnly):
     async def heartbeat(self, pool: str, replica: str, lease_ms: int) -> Beat:
         """See `Store.heartbeat`.
 
-        Charges that the shared store turns out to have lost are told again; when it has some that this worker has not,
-        twice in a row, all are given up and those that are open told again.
+        Charges that the shared store turns out to have lost are told again, and pins with them; when it has some that
+        this worker has not, twice in a row, all are given up and those that are open told again.
         """
         mine = await self._local.heartbeat(pool, replica, lease_ms)
         sharing = self._sharing(pool)
@@ -200,6 +200,8 @@ class ResilientStore(SharedOnly):
             beat = await sharing.ask(self._primary.heartbeat(pool, replica, lease_ms))
         except StoreError:
             return mine
+        if beat.emptied:
+            sharing.emptied()
         after = self._open(pool, replica)
         # Open before it was sent and after its reply: reservations and settles under way cannot be told from a loss.
         missing = len([each for each in told & after if not sharing.unsent.is_unsure(each)]) - beat.known

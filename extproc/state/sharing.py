@@ -135,6 +135,12 @@ class Sharing:
         self._tools.stats.pins_dropped += self.unsent.pin(key, LatePin(endpoint, until, max_pins, before))
         self.mend_soon()
 
+    def emptied(self) -> None:
+        """A heartbeat found that the shared store lost everything."""
+        self._tools.stats.emptied += 1
+        self.unsent.lost = True
+        self.mend_soon()
+
     def compared(self, replica: str, *, missing: int, strays: int) -> None:
         """A heartbeat compared open charges.
 

@@ -15,17 +15,21 @@ import numpy.typing as npt
 import xxhash
 
 from extproc.errors import StoreError
+from extproc.state import exact_image
+from extproc.state.exact_image import ExactImage, ExactRank
 from extproc.state.feed import MOST_BYTES, DamagedError, OtherVersionError, is_start, unzipped
 from extproc.state.image import MOST_BLOCKS, ProfileImage, is_sound
 from extproc.state.learnt import EndpointLearnt, PoolLearnt
 
-VERSION = 1
+VERSION = 2
 PART_BYTES = 64 * 1024
 POOL = ""
 """Name of the snapshot of a pool; those of endpoints have the endpoint's id."""
 
 _WORD = 8
-_MOST_CONTENT = 2 * _WORD * MOST_BLOCKS + 4 * MOST_BYTES
+_MOST_EXACT = 8 * MOST_BLOCKS
+"""Blocks of the exact profiles of an endpoint's ranks together; with more, its snapshot goes without."""
+_MOST_CONTENT = _WORD * (2 * MOST_BLOCKS + _MOST_EXACT) + 4 * MOST_BYTES
 
 
 class EndpointSnapshot(msgspec.Struct, frozen=True):
@@ -35,11 +39,13 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
         learnt: beside the profile.
         image: the profile.
         pieces: stamps of one use.
+        exact: its exact profile; None when it has none.
     """
 
     learnt: EndpointLearnt
     image: ProfileImage
     pieces: int
+    exact: ExactImage | None = None
 
 
 class _Cover(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +72,12 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
+class _ExactHead(msgspec.Struct, frozen=True, array_like=True):
+    owner: str
+    number: int
+    ranks: list[tuple[int, int, list[int]]]
+
+
 class _PoolHead(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[float, float]
     reuse: float
@@ -79,6 +91,7 @@ _pack = msgspec.msgpack.Encoder().encode
 _read_head = msgspec.msgpack.Decoder(_Head).decode
 _read_cover = msgspec.msgpack.Decoder(_Cover).decode
 _read_endpoint = msgspec.msgpack.Decoder(EndpointLearnt).decode
+_read_exact = msgspec.msgpack.Decoder(_ExactHead | None).decode
 _read_pool = msgspec.msgpack.Decoder(_PoolHead).decode
 
 
@@ -88,8 +101,15 @@ def of_endpoint(snapshot: EndpointSnapshot) -> Sequence[bytes]:
     gaps = np.diff(image.stamps, prepend=np.uint64(0))
     runs = _bytes(gaps, "<u8") + _bytes(image.counts, "<u4")
     clock = image.clock.to_bytes(_WORD, "little")
-    packed = [_pack(snapshot.learnt), clock + runs]
-    plain = [_bytes(image.heads, "<u8"), _bytes(image.blocks, "<u8")]
+    exact = snapshot.exact
+    if exact and sum(len(rank.blocks) for rank in exact.ranks) > _MOST_EXACT:
+        exact = None
+    ranks = exact.ranks if exact else []
+    told = [(rank.rank, rank.block_tokens, rank.counts) for rank in ranks]
+    head = _ExactHead(exact.owner, exact.number, told) if exact else None
+    packed = [_pack(snapshot.learnt), clock + runs, _pack(head)]
+    blocks = b"".join(_bytes(rank.blocks, "<u8") for rank in ranks)
+    plain = [_bytes(image.heads, "<u8"), _bytes(image.blocks, "<u8"), blocks]
     return _parts("endpoint", packed, plain, snapshot.pieces)
 
 
@@ -128,14 +148,17 @@ def _read(parts: Sequence[bytes]) -> EndpointSnapshot | PoolLearnt:
     content = b"".join(parts[1:])
     if len(content) > _MOST_CONTENT or _checksum(cover, content) != cover.checksum:
         raise ValueError("it is another than it was")
-    first, second, third, fourth = _cut(content, cover.sections)
-    packed = [unzipped(each, size) for each, size in zip((first, second), cover.plain, strict=True)]
+    sections = _cut(content, cover.sections)
+    half = len(sections) // 2
+    packed = [unzipped(each, size) for each, size in zip(sections[:half], cover.plain, strict=True)]
     if cover.kind == "pool":
-        return _pool(packed[0], packed[1], third, fourth)
-    return _endpoint(packed[0], packed[1], third, fourth, cover.pieces)
+        return _pool(packed, sections[half:])
+    return _endpoint(packed, sections[half:], cover.pieces)
 
 
-def _endpoint(head: bytes, runs: bytes, heads: bytes, blocks: bytes, pieces: int) -> EndpointSnapshot:
+def _endpoint(packed: Sequence[bytes], plain: Sequence[bytes], pieces: int) -> EndpointSnapshot:
+    head, runs, exact = packed
+    heads, blocks, exact_blocks = plain
     learnt = _read_endpoint(head)
     clock, count = int.from_bytes(runs[:_WORD], "little"), (len(runs) - _WORD) // (_WORD + 4)
     stamps = _array(runs[_WORD : _WORD + count * _WORD], "<u8").cumsum(dtype=np.uint64)
@@ -144,10 +167,27 @@ def _endpoint(head: bytes, runs: bytes, heads: bytes, blocks: bytes, pieces: int
     sound = is_start(learnt.started_at) and 0.0 <= learnt.share <= 1.0 and 0 <= learnt.kv_tokens < 1 << 50
     if not (sound and 0 < pieces < 1 << 16 and is_sound(image, pieces)):
         raise ValueError("it says what cannot be")
-    return EndpointSnapshot(learnt, image, pieces)
+    return EndpointSnapshot(learnt, image, pieces, _exact(exact, exact_blocks))
 
 
-def _pool(head: bytes, numbers: bytes, ratio_blocks: bytes, output_blocks: bytes) -> PoolLearnt:
+def _exact(told: bytes, blocks: bytes) -> ExactImage | None:
+    head = _read_exact(told)
+    if head is None:
+        return None
+    parts = _cut(blocks, [_WORD * sum(counts) for _, _, counts in head.ranks]) if head.ranks else []
+    ranks = [
+        ExactRank(rank, block_tokens, counts, _words(part))
+        for (rank, block_tokens, counts), part in zip(head.ranks, parts, strict=True)
+    ]
+    image = ExactImage(head.owner, head.number, ranks)
+    if not exact_image.is_sound(image):
+        raise ValueError("it says what cannot be")
+    return image
+
+
+def _pool(packed: Sequence[bytes], plain: Sequence[bytes]) -> PoolLearnt:
+    head, numbers = packed
+    ratio_blocks, output_blocks = plain
     known = _read_pool(head)
     first, second, third = _cut(numbers, [4 * known.ratios, 4 * known.outputs, 4 * known.outputs])
     ratios, means = _array(first, "<f4").tolist(), _array(second, "<f4").tolist()

@@ -16,6 +16,7 @@ class Stats(msgspec.Struct):
         dropped: settles not delivered one by one, because too many were waiting; their charges were given up wholesale.
         asserted: open charges told again to the shared store.
         lost: open charges that heartbeats found missing in the shared store.
+        emptied: times that heartbeats found that the shared store had lost everything.
         strays: charges that heartbeats found in the shared store, twice, which this worker has not.
         pins_merged: pins made without the shared store and written to it later.
         pins_dropped: pins made without it and given up, for newer ones or for another replica's decision.
@@ -28,6 +29,7 @@ class Stats(msgspec.Struct):
     dropped: int = 0
     asserted: int = 0
     lost: int = 0
+    emptied: int = 0
     strays: int = 0
     pins_merged: int = 0
     pins_dropped: int = 0

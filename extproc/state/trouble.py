@@ -57,6 +57,8 @@ _BY_CODE: Final = {
     "MOVED": Trouble.CLUSTER_DOWN,
     "ASK": Trouble.CLUSTER_DOWN,
 }
+EXHAUSTED: Final = "EXHAUSTED"
+"""Code of our own for a stream that has an entry of the last id that there is, which Redis calls an `ERR`."""
 _INNER: Final = re.compile(rf"\b({'|'.join(_BY_CODE)})\b")
 # Redis 6.2 and 7, then Valkey.
 _FORBIDDEN: Final = ("The user executing the script can't", "ACL failure in script")
@@ -105,6 +107,8 @@ def refusal(text: str) -> RefusedError:
             code = "NOPERM"
         elif inner := _INNER.search(rest):
             code = inner[0]
+    if code == "ERR" and "exhausted the last possible ID" in rest:
+        code = EXHAUSTED
     return RefusedError(code, rest if code in {"MOVED", "ASK"} else "")
 
 

@@ -152,10 +152,12 @@ class Beat(msgspec.Struct, frozen=True, gc=False):
         known: open charges that the store has of the replica itself. Fewer than the replica has open were lost (a
             flushed store, a lease that ran out while its process stood still): they are to be reserved again. A charge
             that was damaged counts until the next count, a lease later at most.
+        emptied: the store lost everything since the replica's last heartbeat, pins of idle sessions too.
     """
 
     reaped: int
     known: int
+    emptied: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, gc=False):

@@ -16,13 +16,20 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from extproc.telemetry.exact_metrics import ExactMetrics, Rung
 from extproc.telemetry.families import Families
 from extproc.telemetry.feed_metrics import FeedMetrics
+from extproc.telemetry.kv_metrics import KvMetrics
 from extproc.telemetry.store_metrics import StoreMetrics
+from extproc.telemetry.token_metrics import TokenMetrics
 
 SessionOutcome = Literal["none", "new", "pinned", "moved"]
 Outcome = Literal["ok", "client_error", "engine_error", "disconnected", "no_answer"]
+UsageSource = Literal["engine", "asked", "counted", "none"]
+"""Where the tokens of an answer are known from: the engine's report, one that Warmpath asked for on a stream, the bytes
+of the answer, or nowhere."""
 ScrapeOutcome = Literal["read", "unreadable", "silent", "unreachable"]
+ScrapedPage = Literal["load", "about"]
 
 # Decisions take tens of microseconds to a few milliseconds; first tokens milliseconds to minutes.
 _DECISION_S = (50e-6, 100e-6, 150e-6, 250e-6, 400e-6, 600e-6, 1e-3, 1.5e-3, 2.5e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1)
@@ -44,6 +51,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
         predicted_cached_tokens: prompt tokens expected to be cached at the pick.
         best_cached_tokens: the most that any endpoint that may serve is expected to have cached; never less.
         unread: why the body could not be read, from a closed set; empty when it could or need not be.
+        rung: how the prompt was matched with the pick.
     """
 
     pool: str
@@ -53,6 +61,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     predicted_cached_tokens: float = 0.0
     best_cached_tokens: float = 0.0
     unread: str = ""
+    rung: Rung = "estimated"
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +78,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
         output_tokens: as the engine reported.
         predicted_ttft_s: seconds to the first token, as the decision expected them of this endpoint.
         predicted_cached_tokens: as the decision expected them of this endpoint.
+        usage: where its tokens are known from; None for one that has none.
+        counted_output_tokens: by the bytes of the answer, where the engine did not report any.
     """
 
     pool: str
@@ -81,6 +92,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int = -1
     predicted_ttft_s: float = -1.0
     predicted_cached_tokens: float = -1.0
+    usage: UsageSource | None = None
+    counted_output_tokens: float = -1.0
 
 
 class EngineView(msgspec.Struct, frozen=True, gc=False):
@@ -105,6 +118,9 @@ class Metrics:
     Attributes:
         store: what is recorded of the shared store.
         feed: what is recorded of the feed of profiles.
+        exact: what is recorded of exact profiles.
+        tokens: what is recorded of token ids.
+        kv: what is recorded of KV events.
     """
 
     def __init__(self, version: str = "") -> None:
@@ -130,6 +146,7 @@ class Metrics:
         self._stage_s = histogram("decision_stage_seconds", "Parts of a decision.", ("stage",), _DECISION_S)
         self._in_flight = gauge("in_flight", "Requests decided and not yet ended.", ("pool",))
         self._fallbacks = counter("fallbacks_total", "Decisions below the top of the ladder.", ("pool", "rung"))
+        self._fitted = counter("fitted_requests_total", "Bodies changed for their engine.", ("pool", "change"))
         self._anomalies = counter("exchange_anomalies_total", "Streams off the phase table.", ("kind",))
 
         self._requests = counter("requests_total", "Requests that ended.", ("pool", "outcome"))
@@ -139,6 +156,10 @@ class Metrics:
         self._cached = counter("cached_tokens_total", "Of these, found in cache.", ("pool", "endpoint"))
         self._uncached = counter("uncached_tokens_total", "Of these, computed.", ("pool", "endpoint"))
         self._output = counter("output_tokens_total", "Generated tokens, by the engine.", ("pool", "endpoint"))
+        self._usage = counter("usage_total", "Answers by where their tokens are known from.", ("pool", "source"))
+        self._counted = counter(
+            "counted_output_tokens_total", "Generated tokens, by bytes, of answers without usage.", ("pool", "endpoint")
+        )
         self._cached_error = histogram(
             "cached_tokens_error_share", "Cached tokens, |expected - reported| / prompt.", ("pool",), _SHARE
         )
@@ -146,9 +167,12 @@ class Metrics:
         self._entries = counter("access_log_entries_total", "Access-log entries by use.", ("outcome",))
         self._rate = gauge("prefill_tokens_per_second", "Learnt prefill speed.", ("pool", "endpoint"))
 
-        self.store = StoreMetrics(families)
-        self.feed = FeedMetrics(families)
+        self.store, self.feed = StoreMetrics(families), FeedMetrics(families)
+        self.tokens, self.exact, self.kv = TokenMetrics(families), ExactMetrics(families), KvMetrics(families)
         self._scrapes = counter("scrapes_total", "Scrapes of engines.", ("pool", "outcome"))
+        self._faults = counter(
+            "scrape_faults_total", "Pages of engines that could not be read.", ("pool", "page", "reason")
+        )
         self._held = gauge("endpoints_held", "Endpoints that this keeper reads for all.", ("pool",))
         self._up = gauge("endpoint_up", "1 while the endpoint can be connected to.", ("pool", "endpoint"))
         self._stalled = gauge("engine_stalled_seconds", "Time that it stands still with work.", ("pool", "endpoint"))
@@ -174,6 +198,7 @@ class Metrics:
             self._predicted.at(pool).inc(decided.predicted_cached_tokens)
             self._best.at(pool).inc(decided.best_cached_tokens)
             self._forgone.at(pool).inc(max(0.0, decided.best_cached_tokens - decided.predicted_cached_tokens))
+        self.exact.matched(pool, decided.rung)
         if decided.unread:
             self._unread.at(pool, decided.unread).inc()
         self._in_flight.at(pool).inc()
@@ -194,6 +219,10 @@ class Metrics:
         """A decision was made with less than full knowledge."""
         self._fallbacks.at(pool, rung).inc()
 
+    def fitted(self, pool: str, change: str, requests: int = 1) -> None:
+        """Bodies were changed for their engine, for one reason."""
+        self._fitted.at(pool, change).inc(requests)
+
     def anomaly(self, kind: str, streams: int = 1) -> None:
         """Ext_proc streams did what the phase table does not foresee."""
         self._anomalies.at(kind).inc(streams)
@@ -210,8 +239,12 @@ class Metrics:
             self._ttft_s.at(pool).observe(finished.ttft_s)
         if finished.duration_s >= 0:
             self._duration_s.at(pool).observe(finished.duration_s)
+        if finished.usage:
+            self._usage.at(pool, finished.usage).inc()
         if finished.output_tokens >= 0:
             self._output.at(pool, endpoint).inc(finished.output_tokens)
+        elif finished.counted_output_tokens >= 0:
+            self._counted.at(pool, endpoint).inc(finished.counted_output_tokens)
         if finished.prompt_tokens >= 0:
             cached = min(max(finished.cached_tokens, 0), finished.prompt_tokens)
             self._prompt.at(pool, endpoint).inc(finished.prompt_tokens)
@@ -230,6 +263,10 @@ class Metrics:
     def scraped(self, pool: str, outcome: ScrapeOutcome) -> None:
         """An engine was scraped."""
         self._scrapes.at(pool, outcome).inc()
+
+    def scrape_fault(self, pool: str, page: ScrapedPage, reason: str) -> None:
+        """A page of an engine could not be read; reasons are `engines.adapter.Fault`."""
+        self._faults.at(pool, page, reason).inc()
 
     def held(self, pool: str, endpoints: int) -> None:
         """How many endpoints of a pool this keeper reads; of all keepers one reads each."""

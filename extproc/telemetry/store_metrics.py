@@ -18,6 +18,7 @@ class Dealings(msgspec.Struct, frozen=True, gc=False):
         dropped: settles given up.
         asserted: open charges told again.
         lost: open charges found missing.
+        emptied: times it was found to have lost everything.
         strays: charges found in it that are not open.
         pins_merged: pins made without it and written later.
         pins_dropped: pins made without it and given up.
@@ -29,6 +30,7 @@ class Dealings(msgspec.Struct, frozen=True, gc=False):
     dropped: int = 0
     asserted: int = 0
     lost: int = 0
+    emptied: int = 0
     strays: int = 0
     pins_merged: int = 0
     pins_dropped: int = 0
@@ -60,6 +62,7 @@ class StoreMetrics:
             "dropped": counter("store_dropped_settles_total", "Settles given up.", ()),
             "asserted": counter("store_reasserted_charges_total", "Open charges told again.", ()),
             "lost": counter("store_lost_charges_total", "Open charges that the store was found to lack.", ()),
+            "emptied": counter("store_emptied_total", "Times that the store was found to have lost everything.", ()),
             "strays": counter("store_stray_charges_total", "Charges found in the store that are not open.", ()),
             "pins_merged": counter("store_merged_pins_total", "Pins made without the store, written later.", ()),
             "pins_dropped": counter("store_dropped_pins_total", "Pins made without the store, given up.", ()),

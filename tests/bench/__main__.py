@@ -11,6 +11,7 @@ import time
 
 from tests.bench import (
     decision,
+    events,
     ext_proc,
     footprint,
     index,
@@ -21,6 +22,7 @@ from tests.bench import (
     scaling,
     simulator,
     store,
+    tokens,
 )
 from tests.bench.machine import load_average, machine
 from tests.bench.report import Bench, Scale, summary, text, write
@@ -35,8 +37,10 @@ BENCHES: dict[str, Bench] = {
     "store": store.bench,
     "footprint": footprint.bench,
     "keeper": keeper.bench,
+    "events": events.bench,
     "sim": simulator.bench,
     "replay": replay.bench,
+    "tokens": tokens.bench,
 }
 
 

@@ -1,13 +1,15 @@
 """A stand-in for engines that costs next to nothing, with real answers: `python -m tests.bench.engine --ports 16`.
 
 It prints its addresses as one JSON list and answers at once: a chat completion with `usage`; a stream of N events,
-one every two milliseconds, when the request carries the header `x-bench-chunks: N`; on `/metrics` the file given.
+one every two milliseconds, when the request carries the header `x-bench-chunks: N`; on the paths given (`--page
+PATH=FILE`) the files given.
 """
 
 import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -43,8 +45,8 @@ def _plain(body: bytes, kind: bytes) -> bytes:
 class _Connection(asyncio.Protocol):
     """One connection; requests come one after the other."""
 
-    def __init__(self, metrics: bytes) -> None:
-        self._metrics = metrics
+    def __init__(self, pages: Mapping[bytes, bytes]) -> None:
+        self._pages = pages
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._path = b""
@@ -75,8 +77,8 @@ class _Connection(asyncio.Protocol):
         if self._chunks:
             self._transport.write(_STREAM_HEAD)
             self._stream(self._chunks)
-        elif self._path == b"/metrics":
-            self._transport.write(_plain(self._metrics, b"text/plain; version=0.0.4"))
+        elif self._path in self._pages:
+            self._transport.write(_plain(self._pages[self._path], b"text/plain; version=0.0.4"))
         else:
             self._transport.write(_plain(_ANSWER, b"application/json"))
 
@@ -88,9 +90,9 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_later(_SPACING_S, self._stream, left - 1)
 
 
-async def _serve(ports: int, metrics: bytes) -> None:
+async def _serve(ports: int, pages: Mapping[bytes, bytes]) -> None:
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(lambda: _Connection(metrics), "127.0.0.1", 0) for _ in range(ports)]
+    servers = [await loop.create_server(lambda: _Connection(pages), "127.0.0.1", 0) for _ in range(ports)]
     addresses = [f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
     sys.stdout.write(json.dumps(addresses) + "\n")
     sys.stdout.flush()
@@ -101,11 +103,12 @@ def main() -> None:
     """Serve until terminated."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--ports", type=int, default=1)
-    parser.add_argument("--metrics", type=Path, metavar="FILE")
+    parser.add_argument("--page", action="append", default=[], metavar="PATH=FILE")
     arguments = parser.parse_args()
-    metrics = arguments.metrics.read_bytes() if arguments.metrics else b""
+    given = (page.rpartition("=") for page in arguments.page)
+    pages = {path.encode(): Path(file).read_bytes() for path, _, file in given}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(arguments.ports, metrics))
+        runner.run(_serve(arguments.ports, pages))
 
 
 if __name__ == "__main__":

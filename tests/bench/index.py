@@ -1,4 +1,4 @@
-"""The prefix index by itself: memory of an entry, time of a match, and the longest pause an insert makes."""
+"""The prefix indexes by themselves: memory of an entry, time of a match, and the longest pause an insert makes."""
 
 import gc
 import random
@@ -10,6 +10,7 @@ from itertools import cycle
 from pathlib import Path
 from resource import getpagesize
 
+from extproc.state.exact import ALL_TIERS, ExactIndex
 from extproc.state.profile import PrefixIndex
 from tests.bench.report import Check, Findings, Row, Scale, middle
 
@@ -18,6 +19,7 @@ _SYSTEM_BLOCKS = 20
 _PROMPT_BLOCKS = 100
 _LONG = 2000
 _SHORT = 32
+_EVENT = 512
 _BUDGET_ENTRIES = 5_000_000
 _BUDGET_MB = 400
 _PAUSE_MS = 3
@@ -41,10 +43,66 @@ def bench(scale: Scale) -> Findings:
     for endpoints in (8, _ENDPOINTS, 1000):
         findings.rows += _matches(index if endpoints <= _ENDPOINTS else PrefixIndex(), endpoints, rounds)
     del index
+    _exact(findings, scale)
     for capacity in (entries // _ENDPOINTS, scale.pick(1_000_000, 200_000)):
         findings.rows += [_inserts(capacity, blocks) for blocks in (_SHORT, _LONG)]
     _check(findings, resident, slots, held)
     return findings
+
+
+def _exact(findings: Findings, scale: Scale) -> None:
+    """The exact index: entries that share no block, and entries of which each block is at five random endpoints.
+
+    The first fills the table most, the second makes the most different sets of holders.
+    """
+    for copies, what in ((1, "exact, own blocks"), (5, "exact, each block at five")):
+        gc.collect()
+        before = _resident()
+        index = _full_exact(scale.pick(_BUDGET_ENTRIES, _BUDGET_ENTRIES // 5), copies)
+        gc.collect()
+        resident = (_resident() - before) / len(index)
+        findings.rows.append(_row(f"{what}: bytes an entry, resident", _ENDPOINTS, 1, [resident]))
+        megabytes = resident * _BUDGET_ENTRIES / 1e6
+        name = f"{what}: memory of {_BUDGET_ENTRIES:,} entries (measured: {len(index):,})"
+        findings.checks.append(Check(name, megabytes, _BUDGET_MB, "MB"))
+        if copies == 1:
+            _exact_times(findings, index, scale.pick(31, 11))
+
+
+def _full_exact(entries: int, copies: int) -> ExactIndex:
+    rng = random.Random(1)
+    index = ExactIndex()
+    for at in range(_ENDPOINTS):
+        index.begin(_name(at), 0, 16)
+    while len(index) < entries:
+        blocks = _random(rng, _PROMPT_BLOCKS)
+        for run in [blocks] if copies == 1 else [[block] for block in blocks]:
+            for at in rng.sample(range(_ENDPOINTS), copies):
+                index.stored(_name(at), 0, 0, run)
+    return index
+
+
+def _exact_times(findings: Findings, index: ExactIndex, rounds: int) -> None:
+    """Matches of a long prompt against all endpoints at once, and what one event of 512 blocks takes."""
+    rng = random.Random(2)
+    everywhere, parted, lower = (_random(rng, _LONG) for _ in range(3))
+    for at in range(_ENDPOINTS):
+        index.stored(_name(at), 0, 0, everywhere)
+        index.stored(_name(at), 0, 0, parted[: _LONG * (at + 1) // _ENDPOINTS])
+        index.stored(_name(at), 0, 0, lower[: _LONG * at // _ENDPOINTS])
+        index.stored(_name(at), 0, 1, lower)
+    for what, blocks in (("all hold all", everywhere), ("all hold parts", parted), ("parts in host memory", lower)):
+        took = [_us(partial(index.match, {16: blocks}, 16 * _LONG + 1, (0.8, 0.5))) for _ in range(rounds)]
+        row = _row(f"exact, match us, {what}", _ENDPOINTS, _LONG, took)
+        findings.rows.append(row)
+        findings.checks.append(Check(f"exact, match, {what}", float(row["middle"]) / 1000, 1, "ms"))
+    events = [_random(rng, _EVENT) for _ in range(rounds)]
+    stored = [_us(partial(index.stored, _name(0), 0, 0, blocks)) for blocks in events]
+    evicted = [_us(partial(index.evicted, _name(0), 0, ALL_TIERS, blocks)) for blocks in events]
+    findings.rows += [
+        _row("exact, stored us", 1, _EVENT, stored),
+        _row("exact, evicted us", 1, _EVENT, evicted),
+    ]
 
 
 def _full(entries: int) -> PrefixIndex:

@@ -1,10 +1,14 @@
-"""What keepers cost that scrape 100 endpoints four times a second, each with a real vLLM page of 63 KB."""
+"""What keepers cost that scrape 100 endpoints four times a second, of each kind of engine.
+
+vLLM's page is a real one of 61 KB; the others are short, in the names and shapes of the engines. All kinds are found
+out by their pages.
+"""
 
 import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -22,7 +26,12 @@ from tests.waiting import until_async
 _ENDPOINTS = 100
 _SCRAPE_MS = 250
 _KEEPERS = (1, 2, 4)
-_PAGE = Path(__file__).parents[1] / "unit" / "engines" / "pages" / "vllm_0.32.txt"
+_FOLDER = Path(__file__).parents[1] / "unit" / "engines" / "pages"
+_VLLM = {"/metrics": "vllm_0.32.txt"}
+_OTHERS = {
+    "sglang": {"/v1/loads?include=core": "sglang_0.5.23_loads.json", "/server_info": "sglang_0.5.23_server_info.json"},
+    "tensorrt_llm": {"/prometheus/metrics": "trtllm_1.3_prometheus.txt", "/v1/models": "trtllm_1.3_models.json"},
+}
 
 
 class _Keeper(NamedTuple):
@@ -35,20 +44,25 @@ class _Keeper(NamedTuple):
 def bench(scale: Scale) -> Findings:
     """Windows of CPU time of running keepers that share the endpoints."""
     findings = Findings(
-        f"keepers, {_ENDPOINTS} endpoints scraped every {_SCRAPE_MS} ms, pages of {_PAGE.stat().st_size:,} B"
+        f"keepers, {_ENDPOINTS} endpoints scraped every {_SCRAPE_MS} ms, "
+        f"vLLM's pages of {(_FOLDER / _VLLM['/metrics']).stat().st_size:,} B"
     )
     with TemporaryDirectory(prefix="bench-") as folder:
         at = Path(folder) / "s"
         with Valkey(0, "--unixsocket", str(at)):
-            findings.rows += run(
-                _measure(Path(folder), f"unix://{at}", rounds=scale.pick(9, 3), seconds=scale.pick(5, 2))
-            )
+            url, rounds, seconds = f"unix://{at}", scale.pick(9, 3), scale.pick(5, 2)
+            findings.rows += run(_measure(Path(folder) / "vllm", url, "vllm", _VLLM, _KEEPERS, rounds, seconds))
+            for kind, pages in _OTHERS.items():
+                findings.rows += run(_measure(Path(folder) / kind, url, kind, pages, (1,), scale.pick(3, 1), seconds))
     wanted = _ENDPOINTS * 1000 / _SCRAPE_MS
-    alone = [row for row in findings.rows if row["keepers"] == 1]
-    share = middle([float(row["ms_a_scrape"]) for row in alone]) / 1000 * wanted
-    findings.checks.append(Check(f"keeper at {wanted:.0f} scrapes/s", share, 0.5, "core"))
+    for kind in ("vllm", *_OTHERS):
+        alone = [row for row in findings.rows if row["keepers"] == 1 and row["engine"] == kind]
+        share = middle([float(row["ms_a_scrape"]) for row in alone]) / 1000 * wanted
+        findings.checks.append(Check(f"keeper at {wanted:.0f} scrapes/s of {kind}", share, 0.5, "core"))
     one, most = (
-        middle([float(row["scrapes_a_s"]) for row in findings.rows if row["keepers"] == number])
+        middle(
+            [float(row["scrapes_a_s"]) for row in findings.rows if (row["engine"], row["keepers"]) == ("vllm", number)]
+        )
         for number in (_KEEPERS[0], _KEEPERS[-1])
     )
     findings.checks.append(Check(f"scrapes by {_KEEPERS[-1]} keepers against one", most / one, 1.2, "x"))
@@ -57,19 +71,24 @@ def bench(scale: Scale) -> Findings:
     return findings
 
 
-async def _measure(folder: Path, redis_url: str, rounds: int, seconds: int) -> list[Row]:
+async def _measure(
+    folder: Path, redis_url: str, kind: str, pages: Mapping[str, str], numbers: Sequence[int], rounds: int, seconds: int
+) -> list[Row]:
+    """Windows of running keepers, more and more of them, over engines with these files as pages."""
+    await asyncio.to_thread(folder.mkdir)
+    given = [argument for path, name in pages.items() for argument in ("--page", f"{path}={_FOLDER / name}")]
     rows = list[Row]()
     async with (
-        listening("engine", "--ports", str(_ENDPOINTS), "--metrics", str(_PAGE)) as (_, endpoints),
+        listening("engine", "--ports", str(_ENDPOINTS), *given) as (_, endpoints),
         aiohttp.ClientSession() as session,
         contextlib.AsyncExitStack() as stack,
     ):
         keepers = list[_Keeper]()
-        for number in _KEEPERS:
+        for number in numbers:
             while len(keepers) < number:
                 keepers.append(await _start(stack, folder / f"k{len(keepers)}", redis_url, endpoints))
             await _shared(session, keepers)
-            rows += [await _window(session, keepers, seconds) for _ in range(rounds)]
+            rows += [{"engine": kind, **await _window(session, keepers, seconds)} for _ in range(rounds)]
     return rows
 
 

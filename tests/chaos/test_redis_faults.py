@@ -150,6 +150,24 @@ async def test_what_a_flush_took_is_back_with_the_next_heartbeat(
     await all_is_well(traffic, witness)
 
 
+async def test_a_flush_is_noticed_by_who_has_nothing_open(
+    server: Valkey, traffic: Traffic, witness: RedisStore
+) -> None:
+    """No charge is missing, and yet the heartbeat finds the loss: sessions that are idle keep their engines."""
+    await traffic.reserve(40)
+    await traffic.settle()
+    await traffic.beat()
+    with redis.Redis(port=server.port) as raw:
+        raw.flushall()
+    await traffic.beat()
+    assert traffic.store.stats.emptied == 1
+    await until(lambda: traffic.store.settled)
+    for session, endpoint in traffic.pins.items():
+        assert await witness.pinned("p", session) == endpoint
+    await traffic.beat()
+    assert (traffic.store.stats.emptied, traffic.store.stats.lost) == (1, 0)
+
+
 async def test_flushing_everything_fails_nothing(server: Valkey, traffic: Traffic, witness: RedisStore) -> None:
     """FLUSHALL and SCRIPT FLUSH amid traffic: no call fails, no count goes below zero or stays behind."""
     with redis.Redis(port=server.port) as raw:

@@ -27,7 +27,7 @@ async def test_every_key_carries_the_pools_hash_tag(redis_world: RedisWorld) -> 
     await store.append("p", b"x", 10)
     keys = [key.decode() for key in redis_world.raw.scan_iter(f"{redis_world.prefix}:*")]
     kinds = {key.split(":")[2] for key in keys}
-    assert kinds == {"counted", "feed", "flight", "leases", "load", "pin", "pins", "states", "void"}
+    assert kinds == {"born", "counted", "feed", "flight", "leases", "load", "pin", "pins", "states", "void"}
     assert all(key.startswith(redis_world.prefix + ":{p}:") for key in keys)
 
 
@@ -65,7 +65,7 @@ async def test_a_reservation_that_arrives_after_its_settle_charges_nothing(redis
 
 @pytest.mark.parametrize(
     "kind",
-    ["load", "leases", "flight:r1", "pin:s", "pin:t", "pins", "void:c1", "void:c2", "counted"],
+    ["load", "leases", "flight:r1", "pin:s", "pin:t", "pins", "void:c1", "void:c2", "counted", "born"],
 )
 async def test_a_key_of_another_type_counts_as_empty(redis_world: RedisWorld, kind: str) -> None:
     """A key that holds another type fails no verb."""
@@ -240,3 +240,29 @@ async def test_a_field_that_is_no_text_hides_no_state(redis_world: RedisWorld) -
     await store.put_states("p", {"a": b"1"})
     redis_world.raw.hset(f"{redis_world.prefix}:{{p}}:states", b"\xff\xfe", b"junk")
     assert await store.states("p") == {"a": b"1"}
+
+
+async def test_a_feed_that_takes_no_more_begins_anew(redis_world: RedisWorld) -> None:
+    """An entry of the last id that there is lets no other follow: the feed is begun again, and readers find it."""
+    store, raw, key = redis_world.store(), redis_world.raw, f"{redis_world.prefix}:{{p}}:feed"
+    await store.append("p", b"old", 100)
+    last = raw.xadd(key, {"p": b"junk"}, id=f"{2**64 - 1}-{2**64 - 1}").decode()
+    await store.put_snapshot("p", "a", last, [b"x"])
+    await store.append("p", b"new", 100)
+    assert [each.payload for each in await redis_world.store().read("p", last, 0)] == [b"new"]
+    # Heads that name an entry which never comes would keep newer snapshots from being written.
+    assert await store.snapshots("p") == {}
+    assert list(raw.scan_iter(f"{redis_world.prefix}:{{p}}:snapshot:*")) == []
+
+
+async def test_a_store_that_lost_everything_says_so(redis_world: RedisWorld) -> None:
+    """Each replica hears of it once, from its next heartbeat on, whatever was decided in between."""
+    store, raw = redis_world.stores[0], redis_world.raw
+    for _ in range(2):
+        assert [(await store.heartbeat("p", name, LEASE_MS)).emptied for name in ("r1", "r2")] == [False, False]
+    redis_world.age(14.0)
+    assert not (await store.heartbeat("p", "r1", LEASE_MS)).emptied
+    raw.delete(*raw.scan_iter(f"{redis_world.prefix}:*"))
+    await store.reserve(ask("c1", candidate("a")))
+    assert [(await store.heartbeat("p", name, LEASE_MS)).emptied for name in ("r1", "r2")] == [True, True]
+    assert [(await store.heartbeat("p", name, LEASE_MS)).emptied for name in ("r1", "r2")] == [False, False]

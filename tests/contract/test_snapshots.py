@@ -3,10 +3,17 @@
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from extproc.errors import StoreError
+from extproc.state import snapshots
+from extproc.state.exact_image import ExactImage, ExactRank
+from extproc.state.image import ProfileImage
+from extproc.state.learnt import EndpointLearnt
+from extproc.state.rate import LearntRate
 from extproc.state.redis import RedisStore
+from extproc.state.snapshots import EndpointSnapshot
 from extproc.state.values import Snapshot
 from tests.contract.conftest import RedisWorld, World
 from tests.waiting import until
@@ -32,6 +39,25 @@ async def test_a_snapshot_comes_back_as_it_was_put(world: World) -> None:
     assert (found.at, list(found.parts)) == ("17-3", parts)
     assert parts_of(await two.snapshot("p", "nothing in it")) == []
     assert dict(await two.snapshots("p")) == {"10.0.0.1:80": "17-3", "nothing in it": "18-0"}
+
+
+async def test_a_snapshot_with_an_exact_profile_comes_back(world: World) -> None:
+    """100,000 blocks of two ranks, in the parts that workers write, as they were."""
+    one, two = world.store(), world.store()
+    none = np.empty(0, np.uint64)
+    blocks = np.arange(1, 50_001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    ranks = [ExactRank(rank, 16, [40_000, 0, 9_999, 1, 0, 0, 0], blocks ^ np.uint64(rank)) for rank in (0, 1)]
+    learnt = EndpointLearnt("a", 5.0, 0, 16, 1.0, False, -1.0, LearntRate(1.0, 0.0, 0.0, 0, False, []), [], [])
+    image = ProfileImage(none, none, np.empty(0, np.uint32), none, 1)
+    snapshot = EndpointSnapshot(learnt, image, 64, ExactImage("k-kv", 7, ranks))
+    await one.put_snapshot("p", "a", "17-3", snapshots.of_endpoint(snapshot))
+    found = snapshots.read(parts_of(await two.snapshot("p", "a")))
+    assert isinstance(found, EndpointSnapshot)
+    assert found.exact is not None
+    assert (found.exact.owner, found.exact.number) == ("k-kv", 7)
+    for was, rank in zip(ranks, found.exact.ranks, strict=True):
+        assert (rank.rank, rank.block_tokens, rank.counts) == (was.rank, was.block_tokens, was.counts)
+        assert (rank.blocks == was.blocks).all()
 
 
 async def test_what_is_not_there_is_no_snapshot(world: World) -> None:

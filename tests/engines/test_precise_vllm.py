@@ -79,7 +79,7 @@ class Talk(msgspec.Struct):
         answer = await through.ask(self.messages, model=self.model, max_tokens=12, **more)
         expected = await through.predicted(answer.request_id)
         self.turns += 1
-        self.messages = turn(self.messages, answer.text, prose(f"{self.name}, turn {self.turns}", 160))
+        self.messages = turn(self.messages, answer.text, prose(f"{self.name}, turn {self.turns}", 400))
         return Seen(
             what=f"{self.model}{' tools' if self.tools else ''}",
             engine=expected.engine,
@@ -90,12 +90,12 @@ class Talk(msgspec.Struct):
         )
 
 
-def opening(number: int, model: str, rng: random.Random) -> Talk:
+def opening(name: str, model: str, rng: random.Random) -> Talk:
     """A new conversation with one of the assistants; half of them have tools."""
     assistant = rng.randrange(ASSISTANTS)
     system = {"role": "system", "content": prose(f"assistant {assistant}", 1500)}
-    user = {"role": "user", "content": prose(f"talk {number}", rng.randrange(80, 600))}
-    return Talk(f"talk {number}", model, TOOLS if assistant % 2 else [], [system, user])
+    user = {"role": "user", "content": prose(name, rng.randrange(300, 1500))}
+    return Talk(name, model, TOOLS if assistant % 2 else [], [system, user])
 
 
 @pytest.fixture(params=["local", "engine"])
@@ -113,19 +113,21 @@ async def precise(
         yield running
 
 
-async def test_predicted_cached_tokens_are_what_vllm_reports(precise: Gateway, model_name: str) -> None:
+async def test_predicted_cached_tokens_are_what_vllm_reports(
+    precise: Gateway, model_name: str, request: pytest.FixtureRequest
+) -> None:
     """Of 200 requests with shared beginnings, tools and adapters, 99 % are predicted to the token, evictions included.
 
-    The conversations have more tokens together than both caches: 16,384 tokens each. The length of the prompt is exact
-    too.
+    What is computed has more tokens than both caches together, 16,384 each. The length of the prompt is exact too.
     """
+    source = request.node.callspec.params["precise"]
     rng = random.Random(5)
     models = [model_name, model_name, *ADAPTERS]
     talks: list[Talk] = []
     seen: list[Seen] = []
     for number in range(REQUESTS):
         if len(talks) < 4 or rng.random() < 0.3:
-            talks.append(opening(number, rng.choice(models), rng))
+            talks.append(opening(f"{source} talk {number}", rng.choice(models), rng))
         talk = rng.choice(talks[-12:])
         seen.append(await talk.take_turn(precise))
         await asyncio.sleep(PAUSE_S)
@@ -141,10 +143,10 @@ async def test_predicted_cached_tokens_are_what_vllm_reports(precise: Gateway, m
 
 
 async def test_a_restarted_engine_is_predicted_empty(
-    precise: Gateway, engines: list[VllmEngine], model_name: str
+    precise: Gateway, engines: list[VllmEngine], model_name: str, request: pytest.FixtureRequest
 ) -> None:
     """Case A5: an engine that comes back on its address is known to hold nothing, and is known exactly again."""
-    talk = opening(1000, model_name, random.Random(6))
+    talk = opening(f"{request.node.name} talk", model_name, random.Random(6))
     first = await talk.take_turn(precise)
     await asyncio.sleep(PAUSE_S)
     assert (await talk.take_turn(precise)).reported > 0

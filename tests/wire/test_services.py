@@ -114,8 +114,8 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_stack(body_mode: BodyMode) -> AsyncIterator[Stack]:
-    """Everything, on free ports and sockets of a folder of its own."""
+async def running_stack(body_mode: BodyMode, desk: Desk | None = None) -> AsyncIterator[Stack]:
+    """Everything, on free ports and sockets of a folder of its own; `desk` decides if the test has its own."""
     folder = Path(tempfile.mkdtemp(prefix="wp-"))
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -131,7 +131,7 @@ async def running_stack(body_mode: BodyMode) -> AsyncIterator[Stack]:
             sidecar=Sidecar(socket_dir=str(folder), workers=1),
         )
         config = Config(models={"m": Model(pool="main")}, pools={"main": Pool(endpoints=addresses)}, gateway=gateway)
-        desk, roster, health = Desk(), Roster({"main": [Member(address) for address in addresses]}), Health()
+        desk, roster, health = desk or Desk(), Roster({"main": [Member(address) for address in addresses]}), Health()
         processor, log, discovery = Processor(desk, Limits(body_mode=body_mode)), AccessLog(desk), Discovery(roster)
         for socket, services in (("worker-0", (processor, log, health)), ("keeper", (discovery, health))):
             server = make_server([service.handler() for service in services], max_body_bytes=gateway.max_body_bytes)

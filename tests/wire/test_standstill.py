@@ -14,7 +14,7 @@ from extproc.clock import SystemClock
 from extproc.config import Config, Model, Telemetry
 from extproc.config import Pool as PoolSettings
 from extproc.deciding import Outcome
-from extproc.engines.vllm import VllmAdapter
+from extproc.engines.detect import all_adapters
 from extproc.envoy.contract import Call, Decision
 from extproc.fleet.holding import Holding
 from extproc.fleet.membership import Membership
@@ -67,9 +67,7 @@ class Stack:
         )
         self.router = Router(self.around, Unheard(), Unheard(), clock)
         self.upkeep = Upkeep(self.around, membership, clock)
-        self.scraper = Scraper(
-            membership, self.store, holding, {"vllm": VllmAdapter()}, Metrics(), clock, random.Random(1)
-        )
+        self.scraper = Scraper(membership, self.store, holding, all_adapters(), Metrics(), clock, random.Random(1))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -103,7 +104,7 @@ def pool(*endpoints: Endpoint, policy: str = "predicted_ttft") -> Pool:
     return Pool("main", policy, endpoints)
 
 
-def endpoint(name: str, **more: bool) -> Endpoint:
+def endpoint(name: str, **more: Any) -> Endpoint:
     """An endpoint at 1,000 tokens a second."""
     return Endpoint(name, f"{name}:80", 1000.0, **more)
 

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from extproc.engines.prometheus import Sample, read
+from extproc.engines.prometheus import MAX_SAMPLES, Sample, read
 from extproc.errors import EngineError
 
 _LABEL_NAMES = ("model_name", "engine", "le")
@@ -99,6 +99,33 @@ def test_nothing_is_read_behind_the_end_mark() -> None:
 def test_names_that_begin_alike_are_told_apart() -> None:
     """A name is matched whole: neither a prefix nor a longer name of it counts."""
     assert read(b"x_total 1\nxy 2\nx 3\n", ["x"]) == {"x": [Sample(3.0, {})]}
+
+
+@pytest.mark.parametrize(
+    ("values", "greatest"),
+    [((1, 3, 2), 3), ((3, 2, 1), 3), ((1, 2, 3), 3), (("NaN", 1, 2), 2), ((2, "NaN", 1), 2), (("1e9", "2.5e9"), 2.5e9)],
+)
+def test_of_some_names_only_the_greatest_sample_is_wanted(values: tuple[object, ...], greatest: float) -> None:
+    """Some engines add a series for every combination of labels that ever was; labels of the others are not read."""
+    page = "".join(f'x{{at="{value}"}} {value}\n' for value in values) + "y 1\n"
+    found = read(page.encode(), ["y"], greatest=["x"])
+    assert found["x"] == [Sample(greatest, found["x"][0].labels)]
+    assert float(found["x"][0].labels["at"]) == greatest
+    assert found["y"] == [Sample(1.0, {})]
+
+
+def test_lines_of_lesser_samples_are_not_looked_at() -> None:
+    """A broken one hides nothing; the greatest must be whole."""
+    assert read(b"x 2\nx{ 1\n", [], greatest=["x"])["x"] == [Sample(2.0, {})]
+    with pytest.raises(EngineError, match="line 2"):
+        read(b"x 2\nx{ 3\n", [], greatest=["x"])
+
+
+def test_a_page_of_very_many_samples_is_refused() -> None:
+    """Reading them all would hold up every other engine."""
+    assert len(read(b"x 1\n" * MAX_SAMPLES, ["x"])["x"]) == MAX_SAMPLES
+    with pytest.raises(EngineError, match="more than"):
+        read(b"x 1\n" * (MAX_SAMPLES + 1), ["x"])
 
 
 @given(st.binary(max_size=300))

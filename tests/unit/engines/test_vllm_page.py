@@ -1,10 +1,12 @@
 """vLLM's metrics page, of several versions and shapes, becomes one reading."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from extproc.engines.adapter import MAX_PAGE_BYTES, Reading
+from extproc.engines.kv_values import EventSource
 from extproc.engines.vllm import VllmAdapter
 from extproc.errors import EngineError
 
@@ -13,13 +15,25 @@ _OK = b'vllm:num_requests_running{engine="0"} 1.0\n'
 
 
 def _read(*lines: str) -> Reading:
-    return VllmAdapter().read(("\n".join(lines) + "\n").encode())
+    return _page(("\n".join(lines) + "\n").encode())
+
+
+def _page(page: bytes) -> Reading:
+    return VllmAdapter().read("/metrics", page)
 
 
 def test_a_real_page_is_read() -> None:
     """The page of a real vLLM 0.32 gives every number that it holds."""
-    assert VllmAdapter().read(_REAL) == Reading(
-        block_tokens=128, kv_blocks=8192, started_at=1.79598375668e09, prefix_queries=945.0, tokens=945.0 + 53.0
+    assert _page(_REAL) == Reading(
+        block_tokens=128,
+        kv_blocks=8192,
+        started_at=1.79598375668e09,
+        prefix_queries=945.0,
+        prefix_caching=True,
+        tokens=945.0 + 53.0,
+        ranks=1,
+        max_adapters=2,
+        hash_algo="sha256",
     )
 
 
@@ -45,7 +59,15 @@ def test_ranks_are_summed_and_the_fullest_counts() -> None:
         'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="500"} 1.0',
     )
     assert reading == Reading(
-        running=7, waiting=6, kv_usage=0.75, block_tokens=16, kv_blocks=1500, prefix_queries=150, prefix_hits=50
+        running=7,
+        waiting=6,
+        kv_usage=0.75,
+        block_tokens=16,
+        kv_blocks=1500,
+        prefix_queries=150,
+        prefix_hits=50,
+        prefix_caching=True,
+        ranks=2,
     )
 
 
@@ -115,10 +137,10 @@ def test_cache_labels_are_read_by_name(labels: str, expected: tuple[int, int]) -
 
 @pytest.mark.parametrize(
     ("ranks", "caching"),
-    [(["True"], True), (["False"], False), (["True", "False"], False), (["None"], True), ([], True)],
+    [(["True"], True), (["False"], False), (["True", "False"], False), (["None"], True), ([], None)],
 )
-def test_prefix_caching_is_on_unless_a_rank_says_that_it_is_off(ranks: list[str], caching: bool) -> None:
-    """A request may land on any rank; an engine that says nothing caches, as vLLM does by default."""
+def test_prefix_caching_is_on_unless_a_rank_says_that_it_is_off(ranks: list[str], caching: bool | None) -> None:
+    """A request may land on any rank; nothing is told where no rank shows its configuration."""
     lines = [
         f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{label}",engine="{rank}"}} 1.0'
         for rank, label in enumerate(ranks)
@@ -136,7 +158,7 @@ def test_numbers_that_are_none_count_as_not_told() -> None:
         "process_start_time_seconds +Inf",
         "vllm:prefix_cache_hits_total NaN",
     )
-    assert reading == Reading(running=2, kv_usage=1.0)
+    assert reading == Reading(running=2, kv_usage=1.0, ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +175,7 @@ def test_numbers_that_are_none_count_as_not_told() -> None:
 def test_a_page_that_is_not_vllms_is_refused(page: bytes) -> None:
     """Other content, broken lines and pages over the cap raise EngineError."""
     with pytest.raises(EngineError):
-        VllmAdapter().read(page)
+        _page(page)
 
 
 @pytest.mark.parametrize("value", ["1e20", "1e308", "-1e308", "+Inf"])
@@ -162,7 +184,57 @@ def test_absurd_numbers_count_as_not_told(value: str) -> None:
     names = ("num_requests_waiting", "prefix_cache_queries_total", "prefix_cache_hits_total", "kv_cache_usage_perc")
     page = 'vllm:num_requests_running{engine="0"} 3\n'
     page += "".join(f'vllm:{name}{{engine="{rank}"}} {value}\n' for name in names for rank in range(2))
-    reading = VllmAdapter().read(f"{page}process_start_time_seconds {value}\n".encode())
-    assert reading == Reading(running=3)
+    reading = _page(f"{page}process_start_time_seconds {value}\n".encode())
+    assert reading == Reading(running=3, ranks=1)
     with pytest.raises(EngineError, match="num_requests_running"):
-        VllmAdapter().read(f"vllm:num_requests_running {value}\n".encode())
+        _page(f"vllm:num_requests_running {value}\n".encode())
+
+
+def _sources(**ranks: object) -> tuple[EventSource, ...] | None:
+    page = json.dumps({name.removeprefix("rank"): settings for name, settings in ranks.items()}).encode()
+    return VllmAdapter().about("/kv_event_sources", page).sources
+
+
+_ON = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": None}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**_ON, "enable_kv_cache_events": False},
+        {**_ON, "publisher": "null"},
+        {**_ON, "endpoint": None},
+        {**_ON, "endpoint": "x" * 300},
+        {},
+        None,
+    ],
+)
+def test_events_that_are_off_have_no_source(settings: object) -> None:
+    """`{}` where they are off, or a publisher that goes nowhere; other ranks may have theirs."""
+    assert _sources(rank0=settings, rank1=_ON) == (EventSource(1, "zmq", "tcp://*:5557"),)
+    assert _sources() == ()
+
+
+def test_sources_of_ranks_without_a_number_are_left_out() -> None:
+    """Ports and topics are by rank."""
+    assert _sources(rankx=_ON, rank=_ON, rank9999999=_ON, rank0=_ON) == (EventSource(0, "zmq", "tcp://*:5557"),)
+
+
+@pytest.mark.parametrize(("path", "page"), [("/kv_event_sources", b"[]"), ("/version", b"x"), ("/v1/models", b"{}")])
+def test_a_slow_page_that_is_not_vllms_is_refused(path: str, page: bytes) -> None:
+    """As with metrics pages."""
+    with pytest.raises(EngineError):
+        VllmAdapter().about(path, page)
+
+
+def test_the_adapters_of_the_last_moment_count() -> None:
+    """A series stays for every set of adapters that ever ran; the newest one may stand anywhere."""
+    reading = _read(
+        "vllm:num_requests_running 1",
+        *(
+            f'vllm:lora_requests_info{{max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"}}'
+            f" {at}"
+            for running, waiting, at in (("a,b", "c", 10.5), ("sql,", "sql,law", 30.5), ("", "", 20.5))
+        ),
+    )
+    assert (reading.active_adapters, reading.max_adapters) == (("law", "sql"), 4)

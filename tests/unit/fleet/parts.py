@@ -2,14 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.clock import ManualClock
 from extproc.config import Config, Model, Pool, Telemetry
-from extproc.engines.vllm import VllmAdapter
+from extproc.engines.detect import all_adapters
 from extproc.errors import StoreError
 from extproc.fleet.asking import new_session
 from extproc.fleet.holding import Holding
@@ -27,6 +27,8 @@ class Engine:
         self.running = 1
         self.status = 200
         self.page: bytes | None = None
+        self.pages: dict[str, bytes] = {}
+        self.routes: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {}
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked = 0
@@ -42,6 +44,7 @@ class Engine:
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/elsewhere", self._elsewhere)
+        app.router.add_get("/{path:.*}", self._other)
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
@@ -57,6 +60,12 @@ class Engine:
 
     async def _elsewhere(self, _: web.Request) -> web.StreamResponse:
         return web.Response(text="vllm:num_requests_running 99\n")
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        if request.path in self.routes:
+            return await self.routes[request.path](request)
+        page = self.pages.get(request.path)
+        return web.Response(body=page) if page is not None else web.Response(status=404)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds; it is looked at when a request begins or ends."""
@@ -148,7 +157,7 @@ class Keeper:
             membership,
             self.shelf,
             self.holding,
-            {"vllm": VllmAdapter()},
+            all_adapters(),
             self.metrics,
             self.clock,
             random.Random(1),
@@ -170,10 +179,10 @@ class Keeper:
         await self.session.close()
 
     def samples(self) -> dict[tuple[str, str], float]:
-        """Values on the metrics page by name and endpoint (or outcome)."""
-        page = self.metrics.page().decode()
+        """Values on the metrics page by name and endpoint (or outcome, or reason)."""
+        page, names = self.metrics.page().decode(), ("endpoint", "outcome", "reason")
         return {
-            (sample.name, sample.labels.get("endpoint") or sample.labels.get("outcome", "")): sample.value
+            (sample.name, next((sample.labels[name] for name in names if sample.labels.get(name)), "")): sample.value
             for family in text_string_to_metric_families(page)
             for sample in family.samples
         }

@@ -59,7 +59,7 @@ def test_only_three_lost_connections_in_a_row_make_an_endpoint_unreachable(
 def test_a_failed_scrape_leaves_the_numbers_and_their_age(failure: Failure) -> None:
     """After a failure the last numbers stay, dated by the scrape that brought them."""
     good, failed = _run(_GOOD, failure)
-    assert failed.state == msgspec.structs.replace(good.state, misses=failed.state.misses)
+    assert failed.state == msgspec.structs.replace(good.state, misses=failed.state.misses, unread=1)
     assert failed.state.scraped_at == 100.0
 
 

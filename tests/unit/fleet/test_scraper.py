@@ -4,12 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
+import aiohttp.web
+import msgspec
 import pytest
 
 from extproc.engines.adapter import MAX_PAGE_BYTES
 from extproc.fleet.membership import Membership
 from extproc.state.endpoint import EndpointState
 from tests.unit.fleet.parts import Engine, Keeper, configuration
+
+
+def _read_once(address: str, running: int, **changes: int) -> EndpointState:
+    """State of an engine whose page has one number, after its first scrape."""
+    found = EndpointState(address, 1000.0, running=running, kind="vllm", page="/metrics", ranks=1)
+    return msgspec.structs.replace(found, **changes)
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ async def test_a_round_writes_each_pool_once(bench: Keeper, engine: Engine) -> N
         await other.stop()
 
     def state(engine: Engine) -> EndpointState:
-        return EndpointState(destination=engine.address, scraped_at=1000.0, running=engine.running)
+        return _read_once(engine.address, engine.running)
 
     assert sorted(bench.shelf.writes, key=lambda write: write[0]) == [
         ("chat", {engine.address: state(engine), other.address: state(other)}),
@@ -60,23 +68,32 @@ async def test_connections_are_kept_between_rounds(bench: Keeper, engine: Engine
 
 
 @pytest.mark.parametrize(
-    ("status", "page"), [(500, None), (302, None), (200, b"hello"), (200, b"#" * (MAX_PAGE_BYTES + 1))]
+    ("status", "page", "fault"),
+    [
+        (500, None, "status"),
+        (404, None, "not_found"),
+        (403, None, "forbidden"),
+        (302, None, "redirect"),
+        (200, b"hello", "other_kind"),
+        (200, b"vllm:num_requests_running one\n", "malformed"),
+        (200, b"#" * (MAX_PAGE_BYTES + 1), "too_long"),
+    ],
 )
 async def test_an_engine_that_answers_badly_is_reachable_with_old_numbers(
-    bench: Keeper, engine: Engine, status: int, page: bytes | None
+    bench: Keeper, engine: Engine, status: int, page: bytes | None, fault: str
 ) -> None:
-    """HTTP errors, redirects, foreign pages and pages over the cap leave numbers and their date, however many."""
+    """HTTP errors, redirects, foreign pages and pages over the cap leave numbers and their date; each is counted."""
     await bench.configure(chat=[engine.address])
     await bench.round()
     engine.status, engine.page = status, page
     for _ in range(4):
         bench.clock.advance(1.0)
         await bench.round()
-    assert bench.shelf.writes[-1][1][engine.address] == EndpointState(
-        destination=engine.address, scraped_at=1000.0, running=1
-    )
+    assert bench.shelf.writes[-1][1][engine.address] == _read_once(engine.address, 1, unread=4)
     assert engine.asked == 5
     assert bench.samples()["warmpath_scrapes_total", "unreadable"] == 4
+    faults = {reason: bench.samples().get(("warmpath_scrape_faults_total", reason), 0) for reason in (fault, "silent")}
+    assert faults == {fault: 4, "silent": 0}
 
 
 async def test_an_engine_that_died_is_unreachable_from_the_third_miss_and_comes_back(
@@ -153,7 +170,7 @@ async def test_a_name_that_moved_starts_from_nothing(bench: Keeper, engine: Engi
     addresses[:] = ["127.0.0.2"]
     await bench.membership.refresh()
     await bench.round()
-    assert bench.shelf.writes[-1][1] == {f"engine:{port}": EndpointState(f"127.0.0.2:{port}", misses=1)}
+    assert bench.shelf.writes[-1][1] == {f"engine:{port}": EndpointState(f"127.0.0.2:{port}", misses=1, unread=1)}
 
 
 async def test_a_reload_halfway_through_is_no_error(bench: Keeper, engine: Engine) -> None:
@@ -216,3 +233,82 @@ async def test_a_frozen_engine_is_silent(bench: Keeper, engine: Engine) -> None:
         engine.gate.set()
         await bench.scraper.round(patient)
         assert bench.shelf.writes[-1][1][engine.address].stalled_s == 0.0
+
+
+_MODELS = b'{"data": [{"id": "m", "owned_by": "%s"}, {"id": "sql", "parent": "m"}]}'
+
+
+async def test_what_slow_pages_tell_is_published_with_the_first_round(bench: Keeper, engine: Engine) -> None:
+    """Models, adapters, version and event sources, and again after some time or a restart, but not every round."""
+    engine.pages = {"/v1/models": _MODELS % b"vllm", "/version": b'{"version": "0.33.0"}'}
+    await bench.configure(chat=[engine.address])
+
+    async def adapters() -> tuple[str, ...]:
+        await bench.round()
+        state = bench.shelf.writes[-1][1][engine.address]
+        assert (state.kind, state.version, state.models) == ("vllm", "0.33.0", ("m",))
+        return state.adapters
+
+    assert await adapters() == ("sql",)
+    engine.pages["/v1/models"] = b'{"data": [{"id": "m"}]}'
+    bench.clock.advance(1.0)
+    assert await adapters() == ("sql",)
+    bench.clock.advance(10.0)
+    assert await adapters() == ()
+    engine.pages["/v1/models"] = _MODELS % b"vllm"
+    engine.page = b"vllm:num_requests_running 1\nprocess_start_time_seconds 77\n"
+    await bench.round()
+    assert await adapters() == ("sql",)
+
+
+async def test_slow_pages_that_cannot_be_read_are_counted(bench: Keeper, engine: Engine) -> None:
+    """The load is read all the same, and what versions lack is no fault."""
+    engine.pages = {"/v1/models": b"<html>"}
+    await bench.configure(chat=[engine.address])
+    await bench.round()
+    assert bench.shelf.writes[-1][1][engine.address].running == 1
+    page = bench.metrics.page().decode()
+    assert 'warmpath_scrape_faults_total{page="about",pool="chat",reason="malformed"} 1.0' in page
+    assert "not_found" not in page
+
+
+async def test_a_slow_page_that_does_not_come_holds_up_nothing(bench: Keeper) -> None:
+    """The load goes out with its round; what comes late goes out with a later one."""
+    release = asyncio.Event()
+
+    async def late(_: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        await release.wait()
+        return aiohttp.web.Response(body=b'{"version": "0.33.0"}')
+
+    other = Engine()
+    other.routes["/version"] = late
+    await other.start()
+    try:
+        await bench.configure(scrape_ms=50, chat=[other.address])
+        async with asyncio.timeout(20):
+            while len(bench.shelf.writes) < 3:
+                await bench.round()
+            assert bench.shelf.writes[-1][1][other.address].version == ""
+            release.set()
+            while bench.shelf.writes[-1][1][other.address].version != "0.33.0":
+                await bench.round()
+    finally:
+        release.set()
+        await other.stop()
+
+
+async def test_a_kind_that_is_configured_anew_is_read_anew(bench: Keeper, engine: Engine) -> None:
+    """What was found out is forgotten; a page of another kind than configured leaves the numbers and is counted."""
+    await bench.configure(chat=[engine.address])
+    await bench.round()
+    config = configuration(chat=[engine.address])
+    pools = {name: msgspec.structs.replace(pool, engine="sglang") for name, pool in config.pools.items()}
+    bench.scraper.apply(msgspec.structs.replace(config, pools=pools))
+    await bench.round()
+    assert bench.shelf.writes[-1][1][engine.address] == _read_once(engine.address, 1, unread=1)
+    assert bench.samples()["warmpath_scrape_faults_total", "other_kind"] == 1
+    engine.page = b"sglang:num_running_reqs 5\n"
+    bench.clock.advance(10.0)
+    await bench.round()
+    state = bench.shelf.writes[-1][1][engine.address]
+    assert (state.kind, state.running) == ("sglang", 5)

@@ -1,6 +1,8 @@
 """Deltas between replicas, over the memory store."""
 
 import asyncio
+import os
+from collections.abc import Callable
 
 from extproc.clock import ManualClock
 from extproc.errors import StoreError
@@ -11,7 +13,7 @@ from extproc.state.feed import Answered, Held
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.memory import MemoryStore
 from extproc.state.store import READ_LIMIT
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def replica(store: MemoryStore, name: str) -> tuple[Gossip, PoolKnowledge]:
@@ -168,3 +170,100 @@ async def test_one_read_of_a_full_feed_is_not_all_of_it() -> None:
     await until(lambda: known.held("a") == 600)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class Stuck(MemoryStore):
+    """A memory store in which the node of pool `ill` may stand still: its appends wait then."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.moves = asyncio.Event()
+
+    async def append(self, pool: str, payload: bytes, cap: int) -> str:
+        """Wait, or take."""
+        if pool == "ill":
+            await self.moves.wait()
+        return await super().append(pool, payload, cap)
+
+
+async def test_a_pool_that_cannot_be_told_holds_up_no_other() -> None:
+    """In a cluster each pool has its node: while one stands still, other pools are joined and told of all the same."""
+    store = Stuck()
+    worker = Gossip(store, {name: PoolKnowledge(Priors()) for name in ("ill", "main")}, "r1", cap=1000)
+    other, known = replica(store, "r2")
+    for pool in ("ill", "main"):
+        worker.publish(pool, Held("a", feed.pack([1])))
+    running = [asyncio.create_task(gossip.run()) for gossip in (worker, other)]
+    await until(lambda: worker._pools["main"].follower.caught_up and known.held("a") == 1)
+    store.moves.set()
+    assert await worker.caught_up(PATIENCE_S)
+    store.moves.clear()
+    for number in range(2, 5):
+        for pool in ("ill", "main"):
+            worker.publish(pool, Held("a", feed.pack([number])))
+        await until(lambda held=number: known.held("a") == held)  # type: ignore[misc]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+class Busy(MemoryStore):
+    """A memory store whose answers take a while, in which something new happens in pool `busy` each time."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.happens: list[Callable[[], None]] = []
+
+    async def append(self, pool: str, payload: bytes, cap: int) -> str:
+        """Take, after a turn in which a delta was published."""
+        if pool == "busy":
+            for happens in self.happens:
+                happens()
+        await asyncio.sleep(0)
+        return await super().append(pool, payload, cap)
+
+
+async def test_a_pool_with_something_new_all_the_time_is_told_in_batches() -> None:
+    """What comes while a batch is sent waits for the next one: a busy pool is not told delta by delta, for ever."""
+    store = Busy()
+    gossip = Gossip(store, {name: PoolKnowledge(Priors()) for name in ("busy", "main")}, "r1", cap=1000)
+    store.happens.append(lambda: gossip.publish("busy", Held("a", b"")))
+    for pool in ("busy", "main"):
+        gossip.publish(pool, Held("a", b""))
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            await gossip.flush()
+    assert len(await store.read("busy", "0", 0)) == 3
+    assert len(await store.read("main", "0", 0)) == 1
+
+
+class Slow(MemoryStore):
+    """A memory store whose answers take a while; it counts the large entries that are on their way."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.most = self._now = 0
+
+    async def append(self, pool: str, payload: bytes, cap: int) -> str:
+        """Take, a few turns later."""
+        large = len(payload) > ENTRY_BYTES // 2
+        self._now += large
+        self.most = max(self.most, self._now)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._now -= large
+        return await super().append(pool, payload, cap)
+
+
+async def test_few_large_entries_are_on_their_way_at_once() -> None:
+    """After an outage all pools have much to tell, and decisions share the connection with it."""
+    store = Slow()
+    pools = [f"p{number}" for number in range(8)]
+    gossip = Gossip(store, {name: PoolKnowledge(Priors()) for name in pools}, "r1", cap=1000)
+    for pool in pools[1:]:
+        for _ in range(40):
+            gossip.publish(pool, Held("a", os.urandom(4096)))
+    gossip.publish(pools[0], Held("a", b""))
+    await gossip.flush()
+    assert store.most == 2
+    assert [len(await store.read(pool, "0", 0)) for pool in pools] == [1, *[3] * 7]

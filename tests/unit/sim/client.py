@@ -15,8 +15,9 @@ async def state(client: aiohttp.ClientSession) -> dict[str, Any]:
 
 async def settled(client: aiohttp.ClientSession, **expected: int) -> dict[str, Any]:
     """Wait until the engine's state has all `expected` members (`live=0`); return it."""
-    while True:
-        now = await state(client)
-        if all(now[name] == value for name, value in expected.items()):
-            return now
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(30):
+        while True:
+            now = await state(client)
+            if all(now[name] == value for name, value in expected.items()):
+                return now
+            await asyncio.sleep(0.005)

@@ -10,9 +10,13 @@ import sys
 import textwrap
 
 import aiohttp
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
 from extproc.sim.server import add_arguments, settings_of
+from extproc.sim.settings import KvEvents
 
 COMMAND = (sys.executable, "-m", "extproc.sim")
 
@@ -25,6 +29,44 @@ def test_the_arguments_become_the_settings() -> None:
     assert defaults == type(defaults)()
     given = settings_of(parser.parse_args(["--step-ms", "12", "--blocks", "99", "--adapter", "a", "--adapter", "b"]))
     assert (given.engine.step_s, given.engine.blocks, given.adapters) == (0.012, 99, ("a", "b"))
+
+
+def test_the_arguments_of_events_become_their_settings() -> None:
+    """Off unless asked for; ports, topic, buffer and the kind of hashes as given."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert settings_of(parser.parse_args(["--kv-port", "5557"])).events is None
+    assert settings_of(parser.parse_args(["--kv-events"])).events == KvEvents()
+    given = ["--kv-events", "--kv-port", "5557", "--kv-no-replay", "--kv-topic", "t", "--kv-buffer", "9"]
+    wanted = KvEvents(port=5557, replay_port=None, topic="t", buffer=9, int_hashes=False, connect="tcp://r:1")
+    assert settings_of(parser.parse_args([*given, "--kv-byte-hashes", "--kv-connect", "tcp://r:1"])).events == wanted
+    settings = settings_of(parser.parse_args(["--profile", "sglang", "--dp-ranks", "2", "--dev-mode", "--scale-out"]))
+    assert (settings.profile, settings.dp_ranks, settings.dev_mode, settings.scale_out) == ("sglang", 2, True, True)
+
+
+async def test_it_says_where_its_events_are() -> None:
+    """Beside the address, by rank; live and replayed events come from there, on the event loop of the process too."""
+    argv = ["--kv-events", "--dp-ranks", "2", "--exit-with-parent"]
+    process = await asyncio.create_subprocess_exec(*COMMAND, *argv, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    line = json.loads(await process.stdout.readline())
+    assert len(line["kv_events"]) == len(line["kv_replay"]) == 2
+    context = zmq.asyncio.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(line["kv_replay"][1].replace("*", "127.0.0.1"))
+    body, header = {"prompt": "x" * 100, "max_tokens": 1}, {"x-data-parallel-rank": "1"}
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"http://{line['address']}/v1/completions", json=body, headers=header) as response,
+    ):
+        assert response.status == 200
+    await dealer.send_multipart([b"", bytes(8)])
+    frames = await asyncio.wait_for(dealer.recv_multipart(), 10)
+    assert frames[:3] == [b"", b"", bytes(8)]
+    assert msgspec.msgpack.decode(frames[3])[2] == 1
+    context.destroy(linger=0)
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -153,15 +153,27 @@ async def test_the_pins_used_last_are_those_that_come_back(store: ResilientStore
 
 
 async def test_pins_that_ended_are_not_brought_back() -> None:
-    """The local ledger keeps them for a while; the list of the newest leaves them out."""
+    """The local ledger keeps them for a while, and says that no life is left in them; the newest are listed first."""
     clock = ManualClock()
     ledger = MemoryStore(clock)
     await ledger.pin("p", "long", "a", 60_000)
     await ledger.pin("p", "short", "b", 5_000)
-    assert ledger.newest_pins("p", 9) == [("short", "b", 5.0), ("long", "a", 60.0)]
+    assert ledger.newest_pins("p", 9) == ["short", "long"]
+    assert ledger.newest_pins("p", 1) == ["short"]
     clock.advance(5.0)
-    assert ledger.newest_pins("p", 9) == [("long", "a", 55.0)]
-    assert ledger.newest_pins("p", 0) == []
+    assert ledger.pin_left("p", "long") == ("a", 55.0)
+    assert [ledger.pin_left("p", key)[1] > 0 for key in ("short", "never", "long")] == [False, False, True]
+    shared, local = Unsteady(clock), MemoryStore(clock)
+    store = resilient(shared, local)
+    for key, life_ms in (("long", 60_000), ("short", 5_000), ("other", 60_000)):
+        await store.pin("p", key, "a", life_ms)
+        await MemoryStore.pin(shared, "p", key, "", 1)
+    clock.advance(6.0)
+    await lose(store, shared)
+    assert [await MemoryStore.pinned(shared, "p", key) for key in ("long", "short", "other")] == ["a", "", "a"]
+    assert "pin" in shared.calls
+    assert store.stats.pins_merged == 2
+    await store.close()
 
 
 async def lose(store: ResilientStore, shared: Unsteady) -> None:

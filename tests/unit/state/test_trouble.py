@@ -33,6 +33,7 @@ from extproc.state.trouble import (
         ("CLUSTERDOWN Hash slot not served", Trouble.CLUSTER_DOWN),
         ("TRYAGAIN Multiple keys request during rehashing of slot", Trouble.CLUSTER_DOWN),
         ("ERR unknown command 'OOM', with args beginning with:", Trouble.REFUSED),
+        ("ERR The stream has exhausted the last possible ID, unable to add more items", Trouble.REFUSED),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", Trouble.REFUSED),
         (
             "ERR Error running script (call to f_a8e0): @user_script:1: @user_script: 1: -OOM command not allowed",

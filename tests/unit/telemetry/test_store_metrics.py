@@ -14,7 +14,7 @@ def test_totals_told_twice_count_once() -> None:
     """Dealings are totals since the start: each page takes over what they grew by."""
     metrics = Metrics()
     metrics.store.dealt(Dealings(calls=5, opens=1, replayed=2, asserted=3), {"slow": 1})
-    metrics.store.dealt(Dealings(calls=7, opens=1, replayed=2, asserted=3, lost=4), {"slow": 2, "full": 6})
+    metrics.store.dealt(Dealings(calls=7, opens=1, replayed=2, asserted=3, lost=4, emptied=1), {"slow": 2, "full": 6})
     assert lines(metrics) == {
         "calls_total 7.0",
         "circuit_openings_total 1.0",
@@ -22,6 +22,7 @@ def test_totals_told_twice_count_once() -> None:
         "dropped_settles_total 0.0",
         "reasserted_charges_total 3.0",
         "lost_charges_total 4.0",
+        "emptied_total 1.0",
         "stray_charges_total 0.0",
         "merged_pins_total 0.0",
         "dropped_pins_total 0.0",

@@ -62,7 +62,7 @@ def explanation(**fields: Any) -> Explanation:
         "break_out_ms": 1000.0,
         "candidates": [
             CandidateCost("a", "", 0.0, 1234.5, {"prefill": 246.9, "backlog": 10.0}, 256.9, 133.0),
-            CandidateCost("b", "", 1111.0, 123.5, {"prefill": 24.7, "backlog": 0.3}, 25.0, 12.5),
+            CandidateCost("b", "", 1111.0, 123.5, {"prefill": 24.7, "backlog": 0.3}, 25.0, 12.5, "precise"),
             CandidateCost("c", "asleep", 0.0, 1234.5, {}, None, None),
         ],
     }

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc import continuing, deciding
+from extproc import continuing, deciding, pools
 from extproc.choose import chooser
 from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.config import Config
@@ -174,8 +174,8 @@ def test_a_continued_response_teaches_no_bytes_per_token() -> None:
 
 def test_a_request_without_a_model_goes_to_the_pool_of_its_response() -> None:
     """Reading names an id alone. Ours tell their pool at once, the client's once answered; a named model goes first."""
-    pools = {name: Pool(name, "predicted_ttft", (A, B)) for name in ("first", "second")}
-    fleet = Fleet(pools, {"m": "first", "n": "second"}, "first")
+    both = {name: Pool(name, "predicted_ttft", (A, B)) for name in ("first", "second")}
+    fleet = Fleet(both, {"m": "first", "n": "second"}, "first")
     knowledge = {"first": PoolKnowledge(Priors()), "second": after_response()}
     read = Request(tenant="t", previous_response="resp_1")
     for request, pool_name in (
@@ -184,10 +184,10 @@ def test_a_request_without_a_model_goes_to_the_pool_of_its_response() -> None:
         (msgspec.structs.replace(read, previous_response="resp_9"), "first"),
         (msgspec.structs.replace(read, model="m"), "first"),
         (Request(), "first"),
-        (msgspec.structs.replace(read, previous_response=deciding.response_id("resp_7", "second")), "second"),
-        (msgspec.structs.replace(read, previous_response=deciding.response_id("resp_1", "first")), "first"),
+        (msgspec.structs.replace(read, previous_response=pools.response_id("resp_7", "second")), "second"),
+        (msgspec.structs.replace(read, previous_response=pools.response_id("resp_1", "first")), "first"),
     ):
-        assert deciding.pool_of(request, fleet, knowledge).name == pool_name
+        assert pools.pool_of(request, fleet, knowledge).name == pool_name
 
 
 def test_turns_and_stored_responses_are_told_apart_by_tenant() -> None:

@@ -171,9 +171,9 @@ def test_the_text_is_a_table() -> None:
         "session pin: no session\n"
         "pick: b, because it costs least\n"
         "\n"
-        "  endpoint  matched  uncached  prefill  backlog  cost ms  TTFT ms\n"
-        "  a               0     1,234    246.9     10.0    256.9    133.0\n"
-        "> b           1,111       124     24.7      0.3     25.0     12.5\n"
+        "  endpoint  matched         by  uncached  prefill  backlog  cost ms  TTFT ms\n"
+        "  a               0  estimated     1,234    246.9     10.0    256.9    133.0\n"
+        "> b           1,111    precise       124     24.7      0.3     25.0     12.5\n"
         "\n"
         "dropped: c, asleep\n"
     )
@@ -203,7 +203,7 @@ def test_what_is_not_known_is_a_dash_and_explained() -> None:
     """A past decision knows the load of its pick alone."""
     rows = [CandidateCost("a", "", 0.0, 5.0, {"prefill": 1.0}, None, None), explanation().candidates[1]]
     text = explaining.to_text(explanation(candidates=rows))
-    assert "  a               0         5      1.0        -        -        -\n" in text
+    assert "  a               0  estimated         5      1.0        -        -        -\n" in text
     assert text.endswith("A `-` is not known: a past decision knows the shared load of its pick alone.\n")
 
 

@@ -320,6 +320,21 @@ class TestSaving:
             await old.save()
             assert POOL in await store.snapshots("main")
 
+    async def test_what_a_store_lost_is_written_again(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A young fleet's feed has hardly moved on when its store is emptied: who joins then needs snapshots."""
+        old, new = Worker(store, "old", clock), Worker(store, "new", clock)
+        async with old.running():
+            await until(lambda: old.caught_up)
+            await grown(old, clock, 2)
+            await old.save()
+            clock.advance(60.0)
+            store._feeds["main"].entries.clear()
+            store._snapshots.clear()
+            await old.gossip._pools["main"].saving.look()
+            async with new.running():
+                assert await new.gossip.caught_up(60.0)
+                assert [new.known.held(name) for name in "abc"] == [old.known.held(name) for name in "abc"] == [5, 5, 2]
+
     async def test_one_worker_writes_each(self, store: MemoryStore, clock: ManualClock) -> None:
         """Names are shared out by the store: what another one holds is not written twice."""
         old = Worker(store, "old", clock)

@@ -5,7 +5,7 @@ import random
 from aiohttp import web
 
 from extproc.clock import ManualClock
-from extproc.engines.vllm import VllmAdapter
+from extproc.engines.detect import all_adapters
 from extproc.fleet.asking import new_session
 from extproc.fleet.holding import Holding
 from extproc.fleet.membership import Membership
@@ -44,7 +44,7 @@ async def test_one_scrape_after_a_restart_every_worker_predicts_nothing() -> Non
     clock, settings = ManualClock(), config(pools={"main": {"endpoints": [address]}}, telemetry={"scrape_ms": 2000})
     store, membership = MemoryStore(clock), Membership()
     holding = Holding(store, WORK, "keeper", clock)
-    scraper = Scraper(membership, store, holding, {"vllm": VllmAdapter()}, Metrics(), clock, random.Random(1))
+    scraper = Scraper(membership, store, holding, all_adapters(), Metrics(), clock, random.Random(1))
     scraper.apply(settings)
     workers = [surroundings(settings=settings) for _ in range(2)]
     upkeeps = [Upkeep(worker, membership, clock) for worker in workers]

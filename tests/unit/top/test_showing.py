@@ -115,3 +115,36 @@ def test_an_endpoint_that_left_is_not_shown_for_ever() -> None:
     page = shows.page().decode()
     assert 'endpoint="a"' in page
     assert 'endpoint="b"' not in page
+
+
+def test_changed_bodies_are_counted_by_reason() -> None:
+    """As the router counts them, once each however often the page is asked for."""
+    store = ResilientStore(MemoryStore(ManualClock()), MemoryStore(ManualClock()))
+    around = surroundings(A, B)
+    shows = Showing(Metrics(), around, store)
+    for change, times in (("model", 2), ("usage", 1)):
+        around.changes["main", change] += times
+    shows.page()
+    around.changes["main", "model"] += 3
+    page = shows.page().decode()
+    assert 'warmpath_fitted_requests_total{change="model",pool="main"} 5.0' in page
+    assert 'warmpath_fitted_requests_total{change="usage",pool="main"} 1.0' in page
+
+
+def test_the_rungs_of_decisions_are_counted_and_exact_profiles_shown() -> None:
+    """How prompts were matched, and what the endpoints hold by their own word, as long as they have one."""
+    store = ResilientStore(MemoryStore(ManualClock()), MemoryStore(ManualClock()))
+    around = surroundings(A, B)
+    shows, exact = Showing(Metrics(), around, store), around.knowledge["main"].caches.exact.index
+    shows.decided(outcome(rung="precise", tokens_s=0.003))
+    shows.decided(outcome(rung="load"))
+    exact.begin("a", 0, 16)
+    exact.stored("a", 0, 0, [1, 2, 3])
+    page = shows.page().decode()
+    assert 'warmpath_matched_total{pool="main",rung="precise"} 1.0' in page
+    assert 'warmpath_matched_total{pool="main",rung="load"} 1.0' in page
+    assert 'warmpath_exact_profile_blocks{endpoint="a",pool="main"} 3.0' in page
+    assert 'warmpath_decision_stage_seconds_count{stage="tokens"} 1.0' in page
+    assert 'warmpath_exact_profile_blocks{endpoint="b"' not in page
+    exact.end("a", 0)
+    assert "warmpath_exact_profile_blocks{" not in shows.page().decode()

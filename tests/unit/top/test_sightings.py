@@ -86,3 +86,16 @@ def test_a_reading_is_held_against_all_that_was_charged_since_the_one_before() -
 def test_an_engine_that_has_no_more_than_was_charged_has_nothing_foreign(looks: list[tuple[int, int]]) -> None:
     """Whatever the ledger does meanwhile."""
     assert set(foreign([(min(pair), max(pair)) for pair in looks])) == {0}
+
+
+def test_failed_scrapes_are_seen_and_prove_nothing() -> None:
+    """Somebody tries to read the engine; the numbers are those of before, whatever was charged and ended since."""
+    sightings = Sightings()
+    for now in (0.0, 1.0):
+        look(sightings, now, 9, running=9, scraped_at=now)
+    for failures in range(1, 6):
+        look(sightings, 1.0 + failures, 0, running=9, scraped_at=1.0, unread=failures)
+    assert (sightings.all["a"].foreign, sightings.all["a"].since) == (0, 6.0)
+    for now in (7.0, 8.0, 9.0):
+        look(sightings, now, 0, running=9, scraped_at=now)
+    assert sightings.all["a"].foreign == 9

@@ -207,3 +207,38 @@ def test_a_damaged_gauge_counts_as_unknown(usage: float) -> None:
     seen = {pool: {"a": Sighting(state, 100.0)}}
     fleet = snapshot.build(settings, {pool: {"a": "10.0.0.1:80"}}, seen, {pool: PoolKnowledge(Priors())}, 100.0)
     assert fleet.pools[pool].endpoints[0].kv_usage == 0.0
+
+
+def test_numbers_that_a_keeper_could_not_renew_are_not_believed() -> None:
+    """Three scrapes in a row without numbers: load unknown, half the speed, and it serves; fewer change nothing."""
+    seen = built(fresh(waiting=4), other=NOW)
+    for unread, changes in ((2, False), (3, True), (300, True)):
+        old = built(fresh(waiting=4, unread=unread), other=NOW)
+        assert (old.running, old.waiting, old.kv_usage) == ((0, 0, 0.0) if changes else (3, 4, 0.5))
+        assert (old.rate, old.slowed, old.silent_ms) == (
+            seen.rate / 2 if changes else seen.rate,
+            0.5 if changes else 1,
+            0,
+        )
+        assert filters.usable([old]) == [old]
+
+
+def test_engines_that_nobody_can_read_are_not_slower_than_one_another() -> None:
+    """No page of the pool can be read: that says nothing of any engine."""
+    old = built(fresh(unread=50))
+    assert (old.slowed, old.running) == (1.0, 0)
+
+
+def test_frozen_numbers_are_no_floor_and_no_sign_against_an_engine() -> None:
+    """What moves only when a request completes is old: the fleet's own counts govern, at full speed."""
+    frozen = built(fresh(waiting=4, frozen=True), other=NOW, foreign=9)
+    assert (frozen.running, frozen.waiting, frozen.kv_usage) == (0, 0, 0.0)
+    assert (frozen.floor_tokens, frozen.floor_running, frozen.slowed, frozen.silent_ms) == (0.0, 0, 1.0, 0.0)
+    assert built(fresh(waiting=4), other=NOW, foreign=9).floor_running == 7
+
+
+def test_the_kind_of_engine_and_its_adapters_are_shown() -> None:
+    """Requests are fitted to the one, and go where the other is loaded."""
+    shown = built(fresh(kind="sglang", adapters=("sql",)))
+    assert (shown.kind, shown.adapters) == ("sglang", ("sql",))
+    assert (built(None).kind, built(None).adapters) == ("", ())

@@ -1,0 +1,341 @@
+"""The order of a stream of KV event batches: what is taken in, what is missing, and when nothing is known any more."""
+
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.fleet.kv_order import CHECK_S, REPLAY_S, REST_S, TRIES, Action, Apply, Ask, Begin, Forget, Order, Phase
+
+
+def batch(seq: int, life: int = 0) -> bytes:
+    """What an engine publishes under a number; other in each life, as its time stamp is."""
+    return f"{life}/{seq}".encode()
+
+
+def live(order: Order, *seqs: int, life: int = 0, now: float = 0.0) -> list[Action]:
+    """Publish these numbers."""
+    return [action for seq in seqs for action in order.live(seq, batch(seq, life), now)]
+
+
+def replay(order: Order, *seqs: int, life: int = 0, now: float = 0.0) -> list[Action]:
+    """Answer a replay with these numbers, and end it."""
+    actions = [action for seq in seqs for action in order.replayed(seq, batch(seq, life), now)]
+    return actions + order.replay_ended(now)
+
+
+def applied(*seqs: int, life: int = 0) -> list[Action]:
+    """Batches that are to be taken in."""
+    return [Apply(seq, batch(seq, life)) for seq in seqs]
+
+
+def in_step(*seqs: int) -> Order:
+    """A stream whose replay brought these numbers."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    replay(order, *seqs)
+    return order
+
+
+def test_a_replay_from_the_start_comes_before_what_was_published_meanwhile() -> None:
+    """Live batches wait for the end of the replay; those that it brought too are dropped."""
+    order = Order(replay=True)
+    assert order.begin(0.0) == [Ask(0)]
+    assert live(order, 1, 2, 3) == []
+    assert [order.phase] == [Phase.REPLAYING]
+    assert replay(order, 0, 1, 2) == [Begin(from_start=True), *applied(0, 1, 2, 3)]
+    assert [order.phase] == [Phase.IN_STEP]
+    assert live(order, 4) == applied(4)
+
+
+def test_a_replay_that_begins_later_is_not_known_from_its_start() -> None:
+    """An engine that has run longer than its buffer reaches is joined late."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    assert replay(order, 70, 71) == [Begin(from_start=False), *applied(70, 71)]
+
+
+def test_an_empty_replay_means_that_nothing_was_ever_published() -> None:
+    """A living engine keeps its last batch at least, so one without any is known from its start."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    assert replay(order) == [Begin(from_start=True)]
+    assert live(order, 0) == applied(0)
+
+
+def test_a_batch_lost_before_the_subscription_took_effect_is_fetched() -> None:
+    """After an empty replay the next number is 0; another one shows a gap."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    replay(order)
+    assert live(order, 2) == [Ask(0)]
+    assert replay(order, 0, 1, 2) == applied(0, 1, 2)
+
+
+def test_without_a_replay_socket_the_first_batch_is_the_beginning() -> None:
+    """It is known from its start when that batch is number 0."""
+    for first in (0, 7):
+        order = Order(replay=False)
+        assert order.begin(0.0) == []
+        assert live(order, first) == [Begin(from_start=first == 0), *applied(first)]
+        assert order.phase is Phase.IN_STEP
+
+
+def test_a_gap_is_filled_by_a_replay_from_the_last_batch_taken_in() -> None:
+    """What was published meanwhile waits, and comes after it, once."""
+    order = in_step(0, 1)
+    assert live(order, 4) == [Ask(1)]
+    assert live(order, 5) == []
+    assert replay(order, 1, 2, 3, 4) == applied(2, 3, 4, 5)
+    assert order.tally.gaps == 1
+    assert order.phase is Phase.IN_STEP
+
+
+def test_what_waited_behind_a_second_gap_goes_on_waiting() -> None:
+    """Live batches lost in two places need two replays, and none that came is asked for twice."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    live(order, 1, 2, 5, 6, 7)
+    assert replay(order, 0) == [Begin(from_start=True), *applied(0, 1, 2), Ask(2)]
+    assert replay(order, 2, 3, 4) == applied(3, 4, 5, 6, 7)
+
+
+def test_a_gap_that_the_replay_does_not_reach_back_to_forgets_all() -> None:
+    """Removals may be lost: the stream begins again with the oldest batch that can be had."""
+    order = in_step(0, 1)
+    live(order, 50)
+    assert order.replayed(40, batch(40), 0.0) == [Forget("gap"), Ask(0)]
+    assert replay(order, 40, 41, 42) == [Begin(from_start=False), *applied(40, 41, 42), Ask(42)]
+    assert replay(order, *range(42, 51)) == applied(*range(43, 51))
+
+
+def test_a_gap_without_a_replay_socket_forgets_all() -> None:
+    """The batch after the gap is the beginning."""
+    order = Order(replay=False)
+    order.begin(0.0)
+    live(order, 0, 1)
+    assert live(order, 3) == [Forget("gap"), Begin(from_start=False), *applied(3)]
+
+
+def test_a_live_number_that_goes_back_is_another_life() -> None:
+    """The new life is asked for from its start, and what was published meanwhile follows."""
+    order = in_step(0, 1, 2)
+    live(order, 3)
+    assert live(order, 0, life=1) == [Forget("restart"), Ask(0)]
+    assert live(order, 1, life=1) == []
+    assert replay(order, 0, 1, life=1) == [Begin(from_start=True), *applied(0, 1, life=1)]
+
+
+def test_another_life_whose_numbers_went_on_is_known_by_its_last_batch() -> None:
+    """An engine that started again may have published as many batches as before: the last one is another one."""
+    order = in_step(0, 1, 2)
+    assert live(order, 9, life=1) == [Ask(2)]
+    assert order.replayed(2, batch(2, 1), 0.0) == [Forget("restart"), Ask(0)]
+    assert replay(order, *range(10), life=1) == [Begin(from_start=True), *applied(*range(10), life=1)]
+
+
+def test_a_new_connection_is_made_sure_of_before_anything_is_taken_in() -> None:
+    """What it brings waits until the last batch was seen to be the same; the first connection asks for nothing more."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    assert order.reconnected(0.0) == []
+    replay(order, 0, 1)
+    assert order.reconnected(0.0) == [Ask(1)]
+    assert live(order, 2) == []
+    assert replay(order, 1) == applied(2)
+    assert order.reconnected(0.0) == [Ask(2)]
+    assert live(order, 3, life=1) == []
+    assert order.replayed(2, batch(2, 1), 0.0) == [Forget("restart"), Ask(0)]
+
+
+def test_a_new_connection_without_a_replay_socket_changes_nothing() -> None:
+    """Nobody could be asked: its numbers tell what they can."""
+    order = Order(replay=False)
+    order.begin(0.0)
+    live(order, 0)
+    assert order.reconnected(0.0) == []
+    assert live(order, 1) == applied(1)
+
+
+def test_a_quiet_stream_is_asked_for_its_last_batch() -> None:
+    """What was lost at the end of a burst shows; nothing waits for the answer, and nothing comes twice."""
+    order = in_step(0, 1)
+    assert order.tick(CHECK_S - 1) == []
+    assert order.tick(CHECK_S) == [Ask(1)]
+    assert order.phase is Phase.IN_STEP
+    assert live(order, 2, now=CHECK_S) == applied(2)
+    assert replay(order, 1, 2, 3, now=CHECK_S) == applied(3)
+
+
+def test_a_quiet_engine_that_started_again_is_found_by_its_empty_buffer() -> None:
+    """It has published nothing yet, so that not even the last batch is there."""
+    order = in_step(0, 1)
+    order.tick(CHECK_S)
+    assert order.replay_ended(CHECK_S) == [Forget("restart"), Ask(0)]
+    assert replay(order, now=CHECK_S) == [Begin(from_start=True)]
+
+
+def test_answers_that_a_router_dropped_are_asked_for_again() -> None:
+    """A replay with a hole is taken in up to the hole, and goes on from there."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    assert replay(order, 0, 1, 4, 5) == [Begin(from_start=True), *applied(0, 1), Ask(1)]
+    assert replay(order, 1, 2, 3, 4, 5) == applied(2, 3, 4, 5)
+
+
+def test_a_replay_that_never_gets_further_is_given_up() -> None:
+    """After some tries the gap counts as lost, and no replay is asked for until it has rested."""
+    order = in_step(0)
+    actions = live(order, 5)
+    tries = 0
+    while actions == [Ask(0)]:
+        tries += 1
+        actions = replay(order, 0)
+    assert tries == TRIES
+    assert actions == [Forget("gap"), Begin(from_start=False), *applied(5)]
+    assert live(order, 8) == [Forget("gap"), Begin(from_start=False), *applied(8)]
+    assert live(order, 11, now=REST_S) == [Ask(8)]
+
+
+def test_a_replay_that_does_not_answer_is_given_up() -> None:
+    """Then the first batch that was held back is the beginning."""
+    order = Order(replay=True)
+    order.begin(0.0)
+    live(order, 3, 4)
+    now, actions = 0.0, list[Action]()
+    for _ in range(TRIES + 1):
+        assert order.tick(now + REPLAY_S - 1) == []
+        now += REPLAY_S
+        actions = order.tick(now)
+    assert actions == [Begin(from_start=False), *applied(3, 4)]
+    assert order.phase is Phase.IN_STEP
+    assert order.tally.unanswered == TRIES + 1
+
+
+def test_a_check_that_is_not_answered_changes_nothing() -> None:
+    """The stream stays in step; the replay socket rests."""
+    order = in_step(0)
+    order.tick(CHECK_S)
+    assert order.tick(CHECK_S + REPLAY_S) == []
+    assert order.phase is Phase.IN_STEP
+    assert live(order, 1, now=CHECK_S + REPLAY_S) == applied(1)
+
+
+def test_answers_of_a_replay_that_nobody_waits_for_are_ignored() -> None:
+    """A late end or answer is no news."""
+    order = in_step(0, 1)
+    assert order.replayed(2, batch(2), 0.0) == []
+    assert order.replay_ended(0.0) == []
+
+
+class _Engine:
+    """An engine with a replay buffer, that may start again."""
+
+    def __init__(self, buffer: int) -> None:
+        self.life = 0
+        self.count = 0
+        self.buffer = deque[int](maxlen=buffer)
+
+    def publish(self) -> tuple[int, bytes]:
+        seq, self.count = self.count, self.count + 1
+        self.buffer.append(seq)
+        return seq, batch(seq, self.life)
+
+    def restart(self) -> None:
+        self.life, self.count = self.life + 1, 0
+        self.buffer.clear()
+
+
+class _Reader:
+    """Does what an `Order` says, and keeps what it knows by then."""
+
+    def __init__(self, engine: _Engine, *, has_replay: bool) -> None:
+        self.engine = engine
+        self.order = Order(replay=has_replay)
+        self.known: list[bytes] = []
+        self.from_start = False
+        self.asked: int | None = None
+        self.do(self.order.begin(0.0))
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Apply():
+                    self.known.append(action.payload)
+                case Begin():
+                    self.known, self.from_start = [], action.from_start
+                case Forget():
+                    self.known, self.from_start = [], False
+                case Ask():
+                    self.asked = action.start
+
+    def told(self, now: float, *, new_life: bool) -> None:
+        """Time has passed, and the engine's state says whether it has started again."""
+        if new_life:
+            self.known, self.from_start, self.asked = [], False, None
+            self.do(self.order.begin(now))
+        self.do(self.order.tick(now))
+
+    def answer(self, lost: set[int], now: float) -> None:
+        """Let the engine answer the replay that is out, but for some answers."""
+        start, self.asked = self.asked, None
+        if start is None:
+            return
+        for number, seq in enumerate([each for each in self.engine.buffer if each >= start]):
+            if self.asked is None and number not in lost:
+                self.do(self.order.replayed(seq, batch(seq, self.engine.life), now))
+        if self.asked is None:
+            self.do(self.order.replay_ended(now))
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.sampled_from(["publish", "lose", "restart", "answer", "wait"]),
+        st.sets(st.integers(0, 6), min_size=1, max_size=3),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(_STEPS, st.booleans(), st.integers(1, 8))
+def test_what_is_known_is_one_stretch_of_one_life(steps: list[str | set[int]], has_replay: bool, buffer: int) -> None:
+    """Whatever is lost and whenever the engine starts again: no batch twice, none missing between, none out of order.
+
+    With a replay socket that answers in the end, the stretch then ends with the last batch published. A new life is
+    told of late, as scraping does: until then its numbers may happen to go on where those of the old one ended.
+    """
+    engine, now, untold = _Engine(buffer), 0.0, False
+    reader = _Reader(engine, has_replay=has_replay)
+    for step in steps:
+        match step:
+            case "publish":
+                reader.do(reader.order.live(*engine.publish(), now))
+            case "lose":
+                engine.publish()
+            case "restart":
+                engine.restart()
+                untold = True
+            case "answer":
+                reader.answer(set(), now)
+            case "wait":
+                now += 3.0
+                reader.told(now, new_life=untold)
+                untold = False
+            case set():
+                reader.answer(step, now)
+        seqs = [int(each.split(b"/")[1]) for each in reader.known]
+        assert seqs == list(range(seqs[0], seqs[0] + len(seqs))) if seqs else True
+        assert untold or all(each.startswith(b"%d/" % engine.life) for each in reader.known)
+        if reader.from_start and seqs:
+            assert seqs[0] == 0
+    if has_replay:
+        reader.told(now, new_life=untold)
+        for _ in range(40):
+            now += 4.0
+            reader.do(reader.order.tick(now))
+            reader.answer(set(), now)
+        assert reader.order.phase is Phase.IN_STEP
+        first = int(reader.known[0].split(b"/")[1]) if reader.known else engine.count
+        assert reader.known == [batch(seq, engine.life) for seq in range(first, engine.count)]
+        assert first == 0 or not reader.from_start
