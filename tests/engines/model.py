@@ -48,10 +48,15 @@ WORD_LOGIT_SCALE = 50.0
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
 
+# Prints all that a conversation can have, so that token ids show whether each part of it was taken up.
 CHAT_TEMPLATE = (
     "{% if tools %}<|start|>tools\n{{ tools | tojson }}<|end|>\n{% endif %}"
+    "{% if reasoning_effort is defined %}<|start|>effort\n{{ reasoning_effort }}<|end|>\n{% endif %}"
+    "{% if enable_thinking is defined %}<|start|>thinking\n{{ enable_thinking }}<|end|>\n{% endif %}"
     "{% for message in messages %}"
-    "<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
+    "<|start|>{{ message['role'] }}{% if message['tool_call_id'] %} {{ message['tool_call_id'] }}{% endif %}\n"
+    "{{ message['content'] }}"
+    "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}<|end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )

@@ -41,7 +41,8 @@ async def test_a_pool_whose_node_stands_still_holds_up_no_other(engines: list[En
     clock = SkewedClock()
     shelf = Uneven(clock)
     keeper = Keeper("a", shelf, clock)
-    await keeper.configure(**{name: [engine.address] for name, engine in zip("abc", engines, strict=True)})
+    first, second, third = ([engine.address] for engine in engines)
+    await keeper.configure(a=first, b=second, c=third)
     going = asyncio.create_task(keeper.round())
     await until(lambda: {pool for pool, _ in shelf.writes} == {"a", "b", "c"} - {shelf.ill})
     assert shelf.ill
