@@ -11,7 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from extproc.config_base import Address, Count, ModelName, Name, NotNegative, Port, Positive, Section
-from extproc.config_pools import EngineKind, Model, ModelAdapter, PolicyName, Pool, ProfileMode, TokenSettings
+from extproc.config_pools import (
+    EngineKind,
+    EventSettings,
+    Model,
+    ModelAdapter,
+    PolicyName,
+    Pool,
+    ProfileMode,
+    TokenSettings,
+)
 
 __all__ = [
     "KEEPER_CLUSTER",
@@ -20,6 +29,7 @@ __all__ = [
     "BodyMode",
     "Config",
     "EngineKind",
+    "EventSettings",
     "Gateway",
     "LogLevel",
     "Model",

@@ -41,6 +41,22 @@ class Model(Section, frozen=True, kw_only=True):
     adapter: ModelAdapter | None = None
 
 
+class EventSettings(Section, frozen=True, kw_only=True):
+    """Where engines publish their KV events, for those that do not tell: vLLM before 0.31.
+
+    Attributes:
+        endpoint: ZMQ address as the engines were given it (`tcp://*:5557`); data-parallel rank r adds r to the port.
+            Empty when they tell it themselves, or publish none.
+        replay: the same of their replay sockets; empty for none.
+        topic: what their topics begin with. `{endpoint}` stands for the endpoint, which tells engines apart that all
+            connect to one address.
+    """
+
+    endpoint: Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]{1,5})?$")] = ""
+    replay: Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]{1,5})?$")] = ""
+    topic: Annotated[str, Meta(max_length=256)] = ""
+
+
 class TokenSettings(Section, frozen=True, kw_only=True):
     """Where the token ids of prompts come from, in pools whose profiles are precise.
 
@@ -68,6 +84,7 @@ class Pool(Section, frozen=True, kw_only=True):
         engine: what the engines are; `auto` finds out from their pages.
         profiles: `estimated` from decisions and reported usage, `precise` from the engines' KV events and token ids,
             `auto` precise where both can be had.
+        events: where KV events come from, when the engines do not tell.
         tokens: where token ids come from.
         cpu_weight: what a block in the engine's host memory is worth, of one in its GPU's.
         disk_weight: the same of a block on disk or in a remote store.
@@ -81,6 +98,7 @@ class Pool(Section, frozen=True, kw_only=True):
     endpoints: Annotated[list[Address], Meta(min_length=1)]
     engine: EngineKind = "auto"
     profiles: ProfileMode = "estimated"
+    events: EventSettings = EventSettings()
     tokens: TokenSettings = TokenSettings()
     cpu_weight: Annotated[float, Meta(ge=0, le=1)] = 0.8
     disk_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5

@@ -23,10 +23,11 @@ import aiohttp
 import msgspec
 
 from extproc.clock import Clock
-from extproc.config import Config, ProfileMode
+from extproc.config import Config, EventSettings, ProfileMode
 from extproc.fleet.asking import new_session
 from extproc.fleet.holding import Holding
 from extproc.fleet.kv_endpoint import KvEndpoint
+from extproc.fleet.kv_places import sources_of
 from extproc.fleet.kv_profile import Counts
 from extproc.fleet.kv_publishing import Box, Feed, Publishing
 from extproc.fleet.kv_telling import Telling
@@ -80,6 +81,7 @@ class KvReader:
         self._clock = clock
         self._sockets = Sockets()
         self._modes: dict[str, ProfileMode] = {}
+        self._events: dict[str, EventSettings] = {}
         self._cap = 1
         self._seen: dict[str, dict[str, EndpointState]] = {}
         self._endpoints: dict[tuple[str, str], KvEndpoint] = {}
@@ -91,6 +93,7 @@ class KvReader:
     def apply(self, config: Config) -> None:
         """Take modes and limits from a configuration; holds from the next round on."""
         self._modes = {name: pool.profiles for name, pool in config.pools.items() if pool.profiles != "estimated"}
+        self._events = {name: pool.events for name, pool in config.pools.items()}
         self._cap = config.redis.feed_cap
         self._holding.apply(config)
         self._looked = float("-inf")
@@ -129,7 +132,12 @@ class KvReader:
         """See which endpoints have events, by their latest states."""
         states = self._states()
         self._seen = {
-            pool: {name: state for name, state in states.get(pool, {}).items() if state.sources} for pool in self._modes
+            pool: {
+                name: state if sources is state.sources else msgspec.structs.replace(state, sources=sources)
+                for name, state in states.get(pool, {}).items()
+                if (sources := sources_of(name, state, self._events[pool]))
+            }
+            for pool in self._modes
         }
 
     async def _share(self) -> None:

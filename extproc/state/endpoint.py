@@ -52,8 +52,8 @@ class EndpointState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         misses: scrapes in a row that could not connect.
         told_start: the process start that the engine itself told last; 0 when it never did.
         tokens: prompt and output tokens that it has worked through since its start; 0 when it did not tell.
-        unread: scrapes in a row that brought no numbers. From `STALE_AFTER` on the numbers here are too old for use; the
-            endpoint serves all the same.
+        unread: scrapes in a row that brought no numbers. From `STALE_AFTER` on the numbers here are too old for use;
+            the endpoint serves all the same.
         frozen: its numbers move only when a request completes, or every so many steps, and have not for seconds: what
             the fleet itself has in flight there tells more.
         kind: kind of engine (`vllm`, `sglang`, `tensorrt_llm`); empty while unknown.

@@ -98,7 +98,9 @@ class Telling:
         A store that evicts lacks some at all times; one that was flushed lacks nearly all, and a few tell.
         """
         unsent, local = self._unsent, self._tools.local
-        known = [key for key in local.newest_pins(self._pool, self._tools.most) if key not in unsent.pins]
+        newest = local.newest_pins(self._pool, self._tools.most)
+        await asyncio.sleep(0)
+        known = [key for key in newest if key not in unsent.pins]
         sample = [key for key in known[:: len(known) // _BATCH + 1] if local.pin_left(self._pool, key)[1] > 0]
         try:
             found = await asyncio.gather(

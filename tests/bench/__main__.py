@@ -18,6 +18,7 @@ from tests.bench import (
     joining,
     keeper,
     latency,
+    precise,
     replay,
     scaling,
     simulator,
@@ -41,6 +42,7 @@ BENCHES: dict[str, Bench] = {
     "sim": simulator.bench,
     "replay": replay.bench,
     "tokens": tokens.bench,
+    "precise": precise.bench,
 }
 
 

@@ -32,12 +32,16 @@ class Scene:
         self._chance = random.Random(1)
 
     async def serve(self, requests: int) -> None:
-        """Send prompts, four at a time, of which many share a beginning: some blocks are computed twice at once."""
+        """Send prompts, four at a time, of which many share a beginning.
+
+        Every other one is a beginning alone, of whole blocks: vLLM computes the last of them again, and has two copies.
+        """
 
         async def one() -> None:
-            for _ in range(requests // 4):
+            for number in range(requests // 4):
                 shared = self._chance.randrange(5) * 1000
-                own = (self._chance.randrange(6000, 9000) for _ in range(self._chance.randrange(10, 200)))
+                length = self._chance.randrange(10, 200) if number % 2 else 0
+                own = (self._chance.randrange(6000, 9000) for _ in range(length))
                 asked = {"model": "sim", "prompt": [*range(shared, shared + 64), *own], "max_tokens": 4}
                 async with self._session.post(f"http://{self._address}/v1/completions", json=asked) as response:
                     assert response.status == 200

@@ -25,6 +25,8 @@ PATIENT = {"redis": {"timeout_ms": 2000}, "gateway": {"message_timeout_ms": 20_0
 """Sections for stacks on a busy machine: a late answer would make the worker or Envoy go on without what is tested."""
 PRECISE = {"profiles": "precise", "tokens": {"source": "engine", "budget_ms": 5000}}
 """Settings of a pool whose engines tell token ids."""
+RENDERER = "renderer"
+"""Name of the engines of `renderer`."""
 _BLOCKS = "warmpath_exact_profile_blocks"
 
 
@@ -46,6 +48,17 @@ class Crew(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Sequence[str] = ()
     settings: Mapping[str, Any] = {}
     addresses: Sequence[str] = ()
+
+
+def renderer(model: str) -> Crew:
+    """A render server for a pool whose engines cannot tell the token ids of chats: TensorRT-LLM."""
+    return Crew(pool=RENDERER, profile="vllm-0.33", arguments=("--scale-out", "--model", model))
+
+
+def rendered_by(engine: Engine) -> dict[str, Any]:
+    """Settings of a pool with precise profiles that has its token ids from a render server."""
+    tokens = {"source": "render", "url": f"http://{engine.address}", "budget_ms": 5000}
+    return {"profiles": "precise", "tokens": tokens}
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -200,7 +213,7 @@ class Stand:
 
 @contextlib.asynccontextmanager
 async def crewed(journal: Journal, crews: Sequence[Crew]) -> AsyncIterator[dict[str, list[Engine]]]:
-    """Simulated engines by pool, all started at once."""
+    """Simulated engines by pool, all started at once; those of `renderer` too."""
     async with contextlib.AsyncExitStack() as cleanup:
         started = await asyncio.gather(
             *(
@@ -226,6 +239,7 @@ async def standing(
     **sections: Mapping[str, Any],
 ) -> AsyncIterator[Stand]:
     """A stack in front of engines that run; sections of the configuration are laid over `PATIENT`."""
+    crews = [crew for crew in crews if crew.pool != RENDERER]
     at = {crew.pool: crew.addresses or [one.address for one in engines[crew.pool]] for crew in crews}
     document = configuration(at, **{**PATIENT, "pools": {}, **sections})
     for crew in crews:

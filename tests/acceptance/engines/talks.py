@@ -8,10 +8,11 @@ import msgspec
 
 from extproc.sim.workload import text
 from tests.acceptance.engines.stand import Asked, Stand
+from tests.waiting import until_async
 
 _SYSTEMS = 5
 _OPEN = 6
-_TOKEN_BYTES = 4
+BLOCK_TOKENS = 16
 
 
 class Tried(msgspec.Struct):
@@ -49,6 +50,9 @@ class _Talk(msgspec.Struct):
     messages: list[dict[str, str]]
 
 
+_NEXT = {"role": "user", "content": "what now?"}
+
+
 class Talks:
     """The conversations of one pool: some open at a time, each may be the next to go on.
 
@@ -69,6 +73,7 @@ class Talks:
         self._span = question_tokens
         self._systems = [text(self._rng, system_tokens) for _ in range(_SYSTEMS)]
         self._open: list[_Talk] = []
+        self._last: tuple[Asked, list[dict[str, str]]] | None = None
 
     async def turn(self) -> Asked:
         """Send the next turn of one of them."""
@@ -81,15 +86,34 @@ class Talks:
         talk.messages.append({"role": "user", "content": text(rng, rng.randint(*self._span))})
         asked = await self._here.ask(self._pool, talk.messages, max_tokens=rng.randint(1, 40))
         talk.messages.append({"role": "assistant", "content": asked.text})
+        self._last = asked, list(talk.messages)
         return asked
+
+    async def known(self) -> None:
+        """Wait until the worker knows what the last turn left in the cache of the engine that served it.
+
+        That is all its full blocks, but for the last token, which nobody computed; and what it evicted is gone: the
+        worker knows as many blocks as the engine holds. A full cache always holds as many: that alone says little.
+        """
+        if self._last is None:
+            return
+        asked, messages = self._last
+        tokens = int(asked.usage["prompt_tokens"]) + int(asked.usage["completion_tokens"]) - 1
+        left = tokens // BLOCK_TOKENS * BLOCK_TOKENS
+
+        async def so() -> bool:
+            found = (await self._here.expected(self._pool, [*messages, _NEXT]))[asked.decision.pick]
+            told = found.matched_by == "precise" and found.matched_tokens >= left
+            return told and await self._here.is_in_step(self._pool)
+
+        await until_async(so)
 
     async def compare(self, requests: int) -> Tried:
         """So many turns, each after the worker knows what the one before did to the cache."""
         tried = Tried()
         for _ in range(requests):
-            await self._here.in_step(self._pool)
             tried.note(await self.turn())
-        await self._here.in_step(self._pool)
+            await self.known()
         return tried
 
 

@@ -1,16 +1,29 @@
 """LoRA adapters: who has them loaded, how each engine is told which one, and what keeps caches apart."""
 
+import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from extproc.sim.workload import text
-from tests.acceptance.engines.stand import PRECISE, Asked, Crew, Stand, body_of, stand
+from tests.acceptance.engines.stand import (
+    PRECISE,
+    RENDERER,
+    Asked,
+    Crew,
+    Stand,
+    body_of,
+    crewed,
+    rendered_by,
+    renderer,
+    standing,
+)
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import CHAT
 from tests.waiting import until_async
@@ -45,11 +58,14 @@ async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
     crews = [
         *(Crew(pool=kind, profile=kind, settings=PRECISE, arguments=(*told, *loaded)) for kind in LISTING),
         Crew(pool="trtllm", profile="trtllm", arguments=told),
-        Crew(pool=DRAINED, profile="trtllm", settings=PRECISE, arguments=told),
+        Crew(pool=DRAINED, profile="trtllm", arguments=told),
     ]
     adapter = {"name": ADAPTER, "id": 7, "path": PATH}
     models: dict[str, Mapping[str, Any]] = {sql(kind): {"pool": kind, "adapter": adapter} for kind in KINDS}
-    async with stand(journal, folder, crews, models=models) as started:
+    async with contextlib.AsyncExitStack() as cleanup:
+        engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(DRAINED)]))
+        crews[-1] = msgspec.structs.replace(crews[-1], settings=rendered_by(engines[RENDERER][0]))
+        started = await cleanup.enter_async_context(standing(journal, folder, crews, engines, models=models))
         for kind in LISTING:
 
             async def described(kind: str = kind) -> bool:

@@ -1,12 +1,25 @@
 """Events that are lost: a replay repairs the profile, or it is given up until all is known; no request fails."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from tests.acceptance.engines.stand import PRECISE, Asked, Crew, Stand, body_of, stand
+from tests.acceptance.engines.stand import (
+    PRECISE,
+    RENDERER,
+    Asked,
+    Crew,
+    Stand,
+    body_of,
+    crewed,
+    rendered_by,
+    renderer,
+    standing,
+)
 from tests.acceptance.engines.talks import Talks, told, worst
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import CHAT
@@ -26,9 +39,13 @@ async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
     crews = [
         Crew(pool=REPLAYED, profile="vllm-0.33", arguments=ARGUMENTS, settings=AUTO),
         Crew(pool=SILENT, profile="vllm-0.33", arguments=(*ARGUMENTS, "--kv-no-replay"), settings=AUTO),
-        Crew(pool=DRAINED, profile="trtllm", arguments=ARGUMENTS, settings=AUTO),
+        Crew(pool=DRAINED, profile="trtllm", arguments=ARGUMENTS),
     ]
-    async with stand(journal, folder, crews) as started:
+    async with contextlib.AsyncExitStack() as cleanup:
+        engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(DRAINED)]))
+        rendered = {**rendered_by(engines[RENDERER][0]), "profiles": "auto"}
+        crews[-1] = msgspec.structs.replace(crews[-1], settings=rendered)
+        started = await cleanup.enter_async_context(standing(journal, folder, crews, engines))
         for crew in crews:
             await precise(started, crew.pool)
         yield started
@@ -39,13 +56,9 @@ async def precise(here: Stand, pool: str) -> None:
     talks = Talks(here, pool, 99, system_tokens=800)
 
     async def used() -> bool:
-        if await here.is_in_step(pool):
-            return True
-        assert (await talks.turn()).answer.status == 200
-        return False
+        return (await talks.turn()).pick.matched_by == "precise"
 
     await until_async(used)
-    await here.in_step(pool)
 
 
 async def faults(here: Stand, pool: str, kind: str) -> float:
@@ -67,7 +80,6 @@ async def test_a_gap_is_repaired_by_a_replay(here: Stand) -> None:
     talks = Talks(here, REPLAYED, 2)
     for _ in range(5):
         await talks.turn()
-    await here.in_step(REPLAYED)
 
     async def shown() -> bool:
         return await faults(here, REPLAYED, "gaps") > gaps and await faults(here, REPLAYED, "replays") > replays
@@ -83,11 +95,22 @@ async def test_a_gap_is_repaired_by_a_replay(here: Stand) -> None:
 async def test_batches_lost_at_the_end_of_a_burst_are_found(here: Stand) -> None:
     """The last batch does not arrive and none follows: a quiet stream is asked for its last batch again."""
     await here.engines[REPLAYED][0].control("kv_events", drop=1)
-    first = await here.ask(REPLAYED, "the last word " * 100, max_tokens=1)
-    assert not await here.is_in_step(REPLAYED)
-    await here.in_step(REPLAYED)
-    again = await here.ask(REPLAYED, "the last word " * 100, max_tokens=1)
+    prompt = "the last word " * 100
+    first = await here.ask(REPLAYED, prompt, max_tokens=1)
+    assert await held(here, prompt) == first.reported
+
+    async def found() -> bool:
+        return await held(here, prompt) > first.reported
+
+    await until_async(found)
+    again = await here.ask(REPLAYED, prompt, max_tokens=1)
     assert first.reported < again.reported == again.predicted
+
+
+async def held(here: Stand, prompt: str) -> float:
+    """Tokens of a prompt that the engine with a replay is expected to hold."""
+    (each,) = (await here.expected(REPLAYED, prompt)).values()
+    return each.matched_tokens
 
 
 @pytest.mark.parametrize("pool", [REPLAYED, SILENT, DRAINED])
@@ -123,10 +146,10 @@ async def test_events_that_come_late_are_taken_in_late(here: Stand) -> None:
     gap = await faults(here, REPLAYED, "gap")
     (engine,) = here.engines[REPLAYED]
     await engine.control("kv_events", hold=True)
-    talks = Talks(here, REPLAYED, 6)
-    for _ in range(5):
-        await talks.turn()
-    assert not await here.is_in_step(REPLAYED)
+    prompts = [f"held back {number}, " * 60 for number in range(3)]
+    for prompt in prompts:
+        await here.ask(REPLAYED, prompt)
+    assert [await held(here, prompt) for prompt in prompts] == [0.0] * len(prompts)
     await engine.control("kv_events", hold=False)
     await exact(here, REPLAYED, 7)
     assert await faults(here, REPLAYED, "gap") == gap

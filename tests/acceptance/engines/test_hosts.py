@@ -18,7 +18,18 @@ from extproc.choose.explain import CandidateCost
 from extproc.sim.workload import text
 from tests.acceptance import processes
 from tests.acceptance.engines.curtain import Curtain, curtains
-from tests.acceptance.engines.stand import PRECISE, Crew, Page, body_of, crewed, matched, usages
+from tests.acceptance.engines.stand import (
+    PRECISE,
+    RENDERER,
+    Crew,
+    Page,
+    body_of,
+    crewed,
+    matched,
+    rendered_by,
+    renderer,
+    usages,
+)
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import CHAT, POOL, Answer, Engine
 from tests.acceptance.state.replicas import Plan, Replica, Site, site
@@ -129,10 +140,10 @@ async def estate(journal: Journal, folder: Path) -> AsyncIterator[Estate]:
         "redis": {"timeout_ms": 2000, "hold_ms": 1000},
         "gateway": {"message_timeout_ms": 20_000},
         "routing": {"ramp_s": 0.0},
-        "pools": {POOL: PRECISE, DRAINED: PRECISE},
     }
     async with contextlib.AsyncExitStack() as cleanup:
-        engines = await cleanup.enter_async_context(crewed(journal, crews))
+        engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(DRAINED)]))
+        sections["pools"] = {POOL: PRECISE, DRAINED: rendered_by(engines[RENDERER][0])}
         drains = await cleanup.enter_async_context(curtains(engines[DRAINED], (EVENTS,)))
         pools = {POOL: engines[POOL], DRAINED: drains}
         here = await cleanup.enter_async_context(site(journal, folder, pools, Plan(envoys=[()], sections=sections)))

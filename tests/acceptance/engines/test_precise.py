@@ -10,7 +10,17 @@ import pytest
 import pytest_asyncio
 
 from tests.acceptance.engines.curtain import curtains
-from tests.acceptance.engines.stand import PRECISE, Crew, Stand, body_of, crewed, standing
+from tests.acceptance.engines.stand import (
+    PRECISE,
+    RENDERER,
+    Crew,
+    Stand,
+    body_of,
+    crewed,
+    rendered_by,
+    renderer,
+    standing,
+)
 from tests.acceptance.engines.talks import Talks, Tried, told, worst
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import CHAT
@@ -25,6 +35,7 @@ LEAST_EXACT = 0.99
 BLOCKS = 201
 """Blocks of 16 tokens of an engine; the conversations that are open need more than the two of a pool have."""
 KINDS = ("vllm-0.23", "vllm-0.33", "sglang")
+TRTLLM = "trtllm"
 SOURCES = "/kv_event_sources"
 ARGUMENTS = ("--kv-events", "--blocks", str(BLOCKS), "--time-factor", "20")
 
@@ -46,9 +57,9 @@ async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
                 settings=PRECISE,
                 arguments=(*ARGUMENTS, *(ports if kind == "vllm-0.23" else ())),
             )
-            for kind in (*KINDS, "trtllm")
+            for kind in (*KINDS, TRTLLM)
         ]
-        engines = await cleanup.enter_async_context(crewed(journal, crews))
+        engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(TRTLLM)]))
         old = await cleanup.enter_async_context(curtains(engines["vllm-0.23"]))
         for curtain, port, replay in zip(old, (first, second), replays, strict=True):
             source = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""}
@@ -57,15 +68,15 @@ async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
         crews[0] = Crew(
             pool=KINDS[0], profile=KINDS[0], settings=PRECISE, addresses=[curtain.address for curtain in old]
         )
+        crews[-1] = Crew(pool=TRTLLM, profile=TRTLLM, settings=rendered_by(engines[RENDERER][0]))
         started = await cleanup.enter_async_context(standing(journal, folder, crews, engines))
-        for kind in (*KINDS, "trtllm"):
+        for kind in (*KINDS, TRTLLM):
 
             async def used(kind: str = kind) -> bool:
                 assert (await started.local.ask(CHAT, body_of(kind, "hello " * 40))).status == 200
                 return (await started.keeper_page()).total("warmpath_kv_profile_used", pool=kind) == 2
 
             await until_async(used)
-            await started.in_step(kind)
         yield started
 
 
@@ -92,7 +103,7 @@ async def test_predictions_are_exact(here: Stand, measured: list[str]) -> None:
 
 async def test_predictions_by_drained_events_are_exact_once_they_are_known(here: Stand, measured: list[str]) -> None:
     """TensorRT-LLM's events are had by asking for them, up to half a second late; then predictions are exact too."""
-    tried: Tried = await Talks(here, "trtllm", 1).compare(DRAINED)
-    measured.append(told("trtllm", tried))
+    tried: Tried = await Talks(here, TRTLLM, 1).compare(DRAINED)
+    measured.append(told(TRTLLM, tried))
     assert tried.hits > DRAINED / 4
-    assert tried.exact >= LEAST_EXACT * DRAINED, f"{told('trtllm', tried)}; {worst(tried.off)}"
+    assert tried.exact >= LEAST_EXACT * DRAINED, f"{told(TRTLLM, tried)}; {worst(tried.off)}"

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 RNG = random.Random(53)
 SLEEPY = ("vllm-0.11", "vllm-0.33")
 ASKING, SILENT, TRT_ASKING = "asking", "silent", "trt-asking"
+SEEN = 8
+"""Reported answers of one form that are seen before others are counted by them."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -134,15 +136,13 @@ async def test_usage_is_asked_for_on_streams_of_clients_that_did_not(here: Stand
 
 async def test_usage_is_counted_where_nobody_asks(here: Stand) -> None:
     """A pool that is not told to ask leaves streams as they are; tokens are counted by bytes once a form is known."""
-    _, source = await counted(here, SILENT, stream(SILENT, stream_options={"include_usage": True}, max_tokens=40))
-    assert source == "engine"
-
-    async def by_bytes() -> bool:
-        answer, source = await counted(here, SILENT, stream(SILENT, max_tokens=40))
-        assert usages(answer) == []
-        return source == "counted"
-
-    await until_async(by_bytes)
+    answer, source = await counted(here, SILENT, stream(SILENT))
+    assert (source, usages(answer)) == ("none", [])
+    for length in range(10, 10 + SEEN):
+        body = stream(SILENT, stream_options={"include_usage": True}, max_tokens=length)
+        assert (await counted(here, SILENT, body))[1] == "engine"
+    answer, source = await counted(here, SILENT, stream(SILENT, max_tokens=12))
+    assert (source, usages(answer)) == ("counted", [])
     page = await here.page()
     assert page.total("warmpath_fitted_requests_total", pool=SILENT, change="usage") == 0
-    assert page.total("warmpath_counted_output_tokens_total", pool=SILENT) > 0
+    assert page.total("warmpath_counted_output_tokens_total", pool=SILENT) == pytest.approx(12, abs=1)
