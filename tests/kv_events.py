@@ -1,4 +1,4 @@
-"""An engine that publishes KV events over ZMQ as vLLM does, and a worker that applies what reaches the feed."""
+"""Engines that tell of their KV caches, over ZMQ as vLLM or by calls as TensorRT-LLM, and a worker that hears of it."""
 
 import struct
 import threading
@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import msgspec
 import zmq
+from aiohttp import web
 
 from extproc.state.deltas import Cached, Delta, Evicted, Exact, is_sound, unpack
 from extproc.state.endpoint import Source
@@ -165,6 +166,65 @@ class Publisher:
     def ids(self, prompt: int, blocks: int) -> list[int]:
         """The engine's ids of a prompt's blocks."""
         return [(self.life << 48) + (prompt << 16) + number for number in range(blocks)]
+
+
+class Drainable:
+    """An engine whose events are taken out by each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.number = 0
+        self.status = 200
+        self.waiting: list[dict[str, object]] = []
+        self.address = ""
+        self._runner: web.AppRunner | None = None
+        self.tell({"type": "created", "num_blocks_per_cache_level": [100, 0]})
+
+    async def start(self) -> None:
+        """Serve on a free port."""
+        app = web.Application()
+        app.router.add_post("/kv_cache_events", self._drain)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.address = "{}:{}".format(*self._runner.addresses[0][:2])
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _drain(self, _: web.Request) -> web.Response:
+        self.calls += 1
+        events, self.waiting = self.waiting, []
+        return web.json_response(events, status=self.status)
+
+    def tell(self, data: dict[str, object]) -> None:
+        """One more event waits."""
+        self.waiting.append({"event_id": self.number, "data": data, "window_size": 4096})
+        self.number += 1
+
+    def store(self, prompt: int, blocks: int = 2) -> None:
+        """A prompt's blocks were stored."""
+        tokens = tokens_of(prompt, blocks)
+        told = [
+            {
+                "type": "stored_block",
+                "block_hash": prompt * 1000 + number,
+                "tokens": [
+                    {"type": "unique_token", "token_id": token, "token_extra_id": 0}
+                    for token in tokens[number * BLOCK : (number + 1) * BLOCK]
+                ],
+                "cache_level": 0,
+                "priority": 35,
+            }
+            for number in range(blocks)
+        ]
+        self.tell({"type": "stored", "parent_hash": None, "blocks": told})
+
+    def remove(self, prompt: int, blocks: int = 2) -> None:
+        """They were removed."""
+        self.tell({"type": "removed", "block_hashes": [prompt * 1000 + number for number in range(blocks)]})
 
 
 class Worker:

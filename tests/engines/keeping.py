@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import count
+from typing import Any
 
 import aiohttp
 import msgspec
+import zmq
 
 from extproc.clock import SystemClock
 from extproc.config import Config, Model, Pool, Redis, Telemetry
@@ -19,7 +23,7 @@ from extproc.fleet.membership import Membership
 from extproc.fleet.scraper import Scraper
 from extproc.outbox import Outbox
 from extproc.state.endpoint import EndpointState
-from extproc.state.exact_blocks import TokenPrompt, chain_of
+from extproc.state.exact_blocks import TokenPrompt, chain, chain_of, root, salted
 from extproc.state.memory import MemoryStore
 from extproc.telemetry.metrics import Metrics
 from tests.engines.gateway import Json
@@ -47,18 +51,93 @@ class Seen(msgspec.Struct, frozen=True):
     reported: int
 
 
+class Record:
+    """All that an engine told of its cache, by its replay, taken in without the reader that is tested.
+
+    Attributes:
+        batches: payloads of the batches, in order.
+        held: how many copies of each block the engine has, by its own hash.
+    """
+
+    def __init__(self, replay: str) -> None:
+        """Know nothing yet.
+
+        Args:
+            replay: address of the engine's replay socket; empty for none.
+        """
+        self.batches: list[bytes] = []
+        self.held: Counter[int] = Counter()
+        self._ours: dict[int, int] = {}
+        self._replay = replay
+        self._context = zmq.Context()
+
+    @property
+    def blocks(self) -> set[int]:
+        """What the engine has, by our hashes."""
+        return {self._ours[block] for block in self.held}
+
+    def catch_up(self) -> None:
+        """Ask for what was published since; blocks up to a few tenths of a second, when the engine looks."""
+        ended = False
+        while not ended:
+            with self._context.socket(zmq.DEALER) as dealer:
+                dealer.linger, dealer.rcvhwm, dealer.rcvtimeo = 0, 0, 30_000
+                dealer.connect(self._replay)
+                dealer.send_multipart([b"", len(self.batches).to_bytes(8, "big")])
+                ended = self._take(dealer)
+
+    def _take(self, dealer: "zmq.Socket[bytes]") -> bool:
+        """Take answers in up to the end, or up to one that the engine's router dropped; whether it was the end."""
+        while True:
+            *_, number, payload = dealer.recv_multipart()
+            if number == b"\xff" * 8:
+                return True
+            if int.from_bytes(number, "big") != len(self.batches):
+                return False
+            self.batches.append(payload)
+            for event in msgspec.msgpack.decode(payload)[1]:
+                self._count(event)
+
+    def _count(self, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "BlockStored":
+                self.held.update(event["block_hashes"])
+                parent = event["parent_block_hash"]
+                before = root(event["lora_name"] or "") if parent is None else self._ours[parent]
+                ours = chain(event["token_ids"], event["block_size"], before, extras_of(event))
+                self._ours.update(zip(event["block_hashes"], ours, strict=True))
+            case "BlockRemoved":
+                self.held.subtract(event["block_hashes"])
+                self.held = +self.held
+            case "AllBlocksCleared":
+                self.held.clear()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._context.destroy(linger=0)
+
+
+def extras_of(event: dict[str, Any]) -> list[bytes]:
+    """What `exact_blocks.chain` takes for the extra keys of a `BlockStored` of vLLM 0.32, whose adapter is none."""
+    adapter = event["lora_name"]
+    keys = [[key for key in each or () if key != adapter] for each in event["extra_keys"]]
+    return [salted(each[0]) if each else b"" for each in keys]
+
+
 class Keeping:
     """Scraper and reader of KV events over one engine, and a worker that hears of it.
 
     Attributes:
         worker: what a worker knows of the engine.
         scraper: knows the engine's state.
+        record: what the engine told since it started, asked of it apart.
     """
 
     def __init__(self, address: str, seen_as: Callable[[EndpointState], EndpointState]) -> None:
         """Use `keeping()` instead."""
         clock, numbers = SystemClock(), count()
         self.worker = Worker(address)
+        self.record = Record("")
         self._address = address
         self._store = MemoryStore(clock)
         self._membership, self._metrics = Membership(), Metrics()
@@ -117,30 +196,36 @@ class Keeping:
             depth += 1
         return depth * BLOCK_SIZE
 
-    async def in_use(self) -> None:
+    async def begin(self, http: aiohttp.ClientSession) -> None:
         """Wait until the worker has a profile of the engine that runs now."""
+        ((_, settings),) = json.loads(await page(http, self._address, "/kv_event_sources")).items()
+        self.record.close()
+        self.record = Record(settings["replay_endpoint"])
 
         async def begun() -> bool:
             await self.listen()
-            return self.worker.block_tokens == BLOCK_SIZE
+            state = self.scraper.states().get(POOL, {}).get(self._address)
+            if state is None or [source.replay for source in state.sources] != [settings["replay_endpoint"]]:
+                return False
+            return (self.worker.block_tokens, self.worker.started_at) == (BLOCK_SIZE, state.started_at)
 
         await until_async(begun)
 
-    async def holds(self, prompt: TokenPrompt) -> None:
-        """Wait until the worker knows that every full block of a prompt is cached."""
+    async def ask(self, http: aiohttp.ClientSession, prompt: TokenPrompt, model: str, max_tokens: int = 1) -> Seen:
+        """Send a prompt to the engine, once the worker knows all that was told; nothing else may run meanwhile."""
+        await self.settled()
+        expected = await self.expected(prompt)
+        return Seen(expected, await cached_tokens(http, self._address, prompt, model, max_tokens))
+
+    async def settled(self) -> None:
+        """Wait until the worker knows all that the engine told up to now."""
+        await asyncio.to_thread(self.record.catch_up)
 
         async def same() -> bool:
             await self.listen()
-            return self.worker.blocks.issuperset(chain_of(prompt, BLOCK_SIZE))
+            return self.worker.blocks == self.record.blocks
 
         await until_async(same)
-
-    async def ask(self, http: aiohttp.ClientSession, prompt: TokenPrompt, model: str) -> Seen:
-        """Send a prompt to the engine, and wait until the worker knows it; nothing else may run meanwhile."""
-        expected = await self.expected(prompt)
-        reported = await cached_tokens(http, self._address, prompt, model)
-        await self.holds(prompt)
-        return Seen(expected, reported)
 
     def metric(self, name: str) -> float:
         """A metric of KV events, as of now, summed over its labels."""
@@ -162,9 +247,11 @@ async def keeping(
     keeper = Keeping(address, seen_as)
     task = asyncio.create_task(keeper.run())
     try:
-        await keeper.in_use()
+        async with aiohttp.ClientSession() as http:
+            await keeper.begin(http)
         yield keeper
     finally:
+        keeper.record.close()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -209,8 +296,3 @@ async def page(http: aiohttp.ClientSession, address: str, path: str) -> bytes:
     async with http.get(f"http://{address}{path}") as answer:
         assert answer.status == 200, path
         return await answer.read()
-
-
-def exact(seen: Sequence[Seen]) -> bool:
-    """Whether each was as promised."""
-    return all(each.expected == each.reported for each in seen)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.engines.vllm_engine import BLOCK_SIZE, CACHE_BLOCKS, MAX_MODEL_LEN, MAX_RUNNING, VllmEngine
+from tests.engines.vllm_engine import ADAPTERS, BLOCK_SIZE, CACHE_BLOCKS, MAX_MODEL_LEN, MAX_RUNNING, VllmEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -267,10 +267,11 @@ async def test_broken_json_is_400(http: aiohttp.ClientSession, engines: list[Vll
 async def test_models_lists_name_and_context_length(
     http: aiohttp.ClientSession, engines: list[VllmEngine], model_name: str
 ) -> None:
-    """`/v1/models` names what the engine serves and its context length; a base model has no parent."""
+    """`/v1/models` names what the engine serves and its context length; an adapter's parent is the base."""
     async with http.get(f"http://{engines[0].address}/v1/models") as answer:
-        (model,) = (await answer.json())["data"]
+        model, *adapters = (await answer.json())["data"]
     assert (model["id"], model["max_model_len"], model["parent"]) == (model_name, MAX_MODEL_LEN, None)
+    assert [(adapter["id"], adapter["parent"]) for adapter in adapters] == [(name, model_name) for name in ADAPTERS]
 
 
 async def test_health_is_200_with_an_empty_body(http: aiohttp.ClientSession, engines: list[VllmEngine]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from prometheus_client import Sample
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from extproc.engines.adapter import About, Reading
 from extproc.engines.vllm import VllmAdapter
@@ -77,6 +77,12 @@ def same(reading: Reading, told: Page) -> None:
     )
 
 
+def process_start(pid: int) -> float:
+    """When a process began, seconds since the epoch: the kernel counts hundredths of a second from the boot."""
+    boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line[:5] == "btime")
+    return boot + int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) / 100
+
+
 async def test_an_idle_engine_is_read_as_it_is(
     http: aiohttp.ClientSession, engines: list[VllmEngine], model_name: str
 ) -> None:
@@ -91,10 +97,7 @@ async def test_an_idle_engine_is_read_as_it_is(
     assert (reading.max_adapters, reading.prefix_caching, reading.asleep) == (2, True, False)
     assert reading.hash_algo
     assert reading.prefix_queries >= reading.prefix_hits >= 96
-    # The API server's own process, whose start the kernel knows in hundredths of a second since the boot.
-    boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line[:5] == "btime")
-    ticks = int(Path(f"/proc/{engines[0].pid}/stat").read_text().rpartition(")")[2].split()[19])
-    assert reading.started_at == pytest.approx(boot + ticks / 100, abs=2.0)
+    assert reading.started_at == pytest.approx(process_start(engines[0].pid), abs=2.0)
 
 
 async def test_a_busy_engine_is_read_as_it_is(

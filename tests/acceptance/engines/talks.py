@@ -109,15 +109,17 @@ class Talks:
         await until_async(so)
 
     async def compare(self, requests: int) -> Tried:
-        """So many turns, each after the worker knows what the one before did to the cache."""
+        """So many turns, each after the worker knows what the one before did to the cache; one goes before all."""
         tried = Tried()
+        await self.turn()
+        await self.known()
         for _ in range(requests):
             tried.note(await self.turn())
             await self.known()
         return tried
 
 
-def told(pool: str, tried: Tried) -> str:
+def line(pool: str, tried: Tried) -> str:
     """One line for people."""
     return (
         f"{pool}: {tried.exact} of {tried.requests} predicted to the token ({tried.exact / tried.requests:.1%}), "

@@ -79,9 +79,9 @@ async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
         yield started
 
 
-async def settled(here: Stand, pool: str, model: str, prompt: str, **fields: object) -> Asked:
+async def settled(here: Stand, pool: str, model: str, prompt: str, **fields: str) -> Asked:
     """Ask once, and wait until what the engine tells of it is known."""
-    asked = await here.ask(model, prompt, **fields)
+    asked = await here.ask(model, prompt, None, **fields)
     if pool in SALTED:
         await here.in_step(pool)
     return asked

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
@@ -32,13 +33,14 @@ from tests.acceptance.engines.stand import (
 )
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import CHAT, POOL, Answer, Engine
-from tests.acceptance.state.replicas import Plan, Replica, Site, site
+from tests.acceptance.state.replicas import Plan, Pools, Replica, Site, site
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RNG = random.Random(59)
 DRAINED = "drained"
+BLOCK_TOKENS = 16
 PUBLISHED = 4
 EVENTS = "/kv_cache_events"
 
@@ -50,18 +52,18 @@ class Estate(msgspec.Struct, frozen=True):
     engines: Mapping[str, list[Engine]]
     drains: list[Curtain]
 
-    async def pages(self) -> list[Page]:
-        """The metrics page of each host that answers."""
-        found = []
-        for replica in self.here.replicas:
-            with contextlib.suppress(OSError):
-                found.append(Page((await replica.page("/metrics")).body))
+    async def pages(self) -> dict[int, Page]:
+        """The metrics page of each host that answers, by its number."""
+        found = {}
+        for host, replica in enumerate(self.here.replicas):
+            with contextlib.suppress(aiohttp.ClientError):
+                found[host] = Page((await replica.page("/metrics")).body)
         return found
 
     async def readers(self, pool: str) -> dict[str, list[int]]:
         """Which hosts read the events of each endpoint of a pool."""
         found: dict[str, list[int]] = {}
-        for host, page in enumerate(await self.pages()):
+        for host, page in (await self.pages()).items():
             for endpoint in page.by_endpoint("warmpath_kv_events_in_step", pool=pool):
                 found.setdefault(endpoint, []).append(host)
         return found
@@ -77,36 +79,40 @@ class Estate(msgspec.Struct, frozen=True):
 
         await until_async(even)
 
-    async def in_step(self, replica: Replica, pool: str = POOL) -> None:
-        """Wait until a host's worker knows as many blocks as the engines of a pool hold."""
-
-        async def equal() -> bool:
-            held = Page((await replica.page("/metrics")).body).by_endpoint("warmpath_exact_profile_blocks", pool=pool)
-            states = [await one.control("state") for one in self.engines[pool]]
-            return sorted(held.values()) == sorted(float(state["blocks_cached"]) for state in states)
-
-        await until_async(equal)
-
-    async def fill(self, pool: str, prompts: int = 12) -> list[str]:
-        """Ask for new prompts, one after the other; returns them."""
-        made = [text(RNG, 1500) for _ in range(prompts)]
-        for prompt in made:
-            assert (await self.ask(pool, prompt)).status == 200
+    async def fill(self, pool: str, prompts: int = 12) -> dict[str, int]:
+        """Ask for new prompts, one after the other; returns how much of each an engine then has in whole blocks."""
+        made = {}
+        for _ in range(prompts):
+            prompt = text(RNG, 1500)
+            answer = await self.ask(pool, prompt)
+            assert answer.status == 200
+            made[prompt] = (int(usages(answer)[-1]["prompt_tokens"]) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
         return made
+
+    async def known(self, replica: Replica, pool: str, prompts: Mapping[str, int]) -> None:
+        """Wait until a host's worker expects these prompts in precise profiles, to the block."""
+
+        async def so() -> bool:
+            for prompt, held in prompts.items():
+                found = (await expected(replica, pool, prompt)).values()
+                if {each.matched_by for each in found} != {"precise"}:
+                    return False
+                if max(each.matched_tokens for each in found) != held:
+                    return False
+            return True
+
+        await until_async(so)
+
+    async def exact(self, replica: Replica, pool: str, prompts: Mapping[str, int]) -> None:
+        """A host's worker expects these prompts where they are; asked again, each is found there."""
+        await self.known(replica, pool, prompts)
+        for prompt, held in prompts.items():
+            answer = await self.ask(pool, prompt)
+            assert usages(answer)[-1]["prompt_tokens_details"]["cached_tokens"] == held
 
     async def ask(self, pool: str, prompt: str) -> Answer:
         """Ask one question through the gateway."""
         return await self.here.front.ask(body_of(pool if pool == DRAINED else "sim", prompt))
-
-    async def exact(self, replica: Replica, pool: str, prompts: list[str]) -> None:
-        """What a host's worker expects of each prompt, somewhere, is what the engine that is asked then finds."""
-        for prompt in prompts:
-            await self.in_step(replica, pool)
-            held = await expected(replica, pool, prompt)
-            assert {each.matched_by for each in held.values()} == {"precise"}
-            answer = await self.ask(pool, prompt)
-            found = usages(answer)[-1]["prompt_tokens_details"]["cached_tokens"]
-            assert found == max(each.matched_tokens for each in held.values()) > 0
 
 
 async def expected(replica: Replica, pool: str, prompt: str) -> dict[str, CandidateCost]:
@@ -145,7 +151,7 @@ async def estate(journal: Journal, folder: Path) -> AsyncIterator[Estate]:
         engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(DRAINED)]))
         sections["pools"] = {POOL: PRECISE, DRAINED: rendered_by(engines[RENDERER][0])}
         drains = await cleanup.enter_async_context(curtains(engines[DRAINED], (EVENTS,)))
-        pools = {POOL: engines[POOL], DRAINED: drains}
+        pools: Pools = {POOL: engines[POOL], DRAINED: drains}
         here = await cleanup.enter_async_context(site(journal, folder, pools, Plan(envoys=[()], sections=sections)))
         yield Estate(here, engines, drains)
 
@@ -187,10 +193,7 @@ async def test_another_keeper_takes_over(estate: Estate, part: str) -> None:
         await doomed.kill()
 
         async def alone() -> bool:
-            return (
-                all(hosts == [0] for hosts in (await estate.readers(POOL)).values())
-                and len(await estate.readers(POOL)) == PUBLISHED
-            )
+            return list((await estate.readers(POOL)).values()) == [[1]] * PUBLISHED
 
         await until_async(alone)
     else:
@@ -213,8 +216,10 @@ async def test_a_worker_that_comes_back_knows_all_without_asking_engines(estate:
     async def replays() -> float:
         names = ("replays", "gaps", "gap", "restart")
         pages = await estate.pages()
-        return sum(page.total("warmpath_kv_event_faults_total", kind=name) for page in pages for name in names)
+        return sum(page.total("warmpath_kv_event_faults_total", kind=name) for page in pages.values() for name in names)
 
+    for pool, asked in prompts.items():
+        await estate.known(replica, pool, asked)
     before, killed = await replays(), worker(replica)
     os.kill(killed, signal.SIGKILL)
 
@@ -233,7 +238,7 @@ async def test_a_host_that_starts_late_knows_all(estate: Estate) -> None:
     late = estate.here.replicas[0]
     assert await late.stop() == 0
     prompts = await estate.fill(POOL, 4)
-    await estate.in_step(estate.here.replicas[1])
+    await estate.known(estate.here.replicas[1], POOL, prompts)
     await late.start()
     await estate.here.well()
     await estate.exact(late, POOL, prompts)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -81,7 +82,7 @@ async def hall(journal: Journal, folder: Path) -> AsyncIterator[Hall]:
         veiled = [
             msgspec.structs.replace(crew, addresses=[curtain.address for curtain in made[crew.pool]]) for crew in crews
         ]
-        sections = {"routing": {"ramp_s": 0.0}, "retries": {"max": 0}}
+        sections: dict[str, Any] = {"routing": {"ramp_s": 0.0}, "retries": {"max": 0}}
         here = await cleanup.enter_async_context(standing(journal, folder, veiled, engines, **sections))
         for kind in KINDS:
             assert (await here.local.ask(CHAT, body_of(kind, "hello"))).status == 200

@@ -21,7 +21,7 @@ from tests.acceptance.engines.stand import (
     renderer,
     standing,
 )
-from tests.acceptance.engines.talks import Talks, Tried, told, worst
+from tests.acceptance.engines.talks import Talks, Tried, line, worst
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import CHAT
 from tests.ports import free_ports
@@ -86,11 +86,11 @@ async def test_predictions_are_exact(here: Stand, measured: list[str]) -> None:
     vLLM 0.23 writes its events as arrays, 0.33 as maps, and SGLang's hashes have a sign.
     """
     tried = await asyncio.gather(*(Talks(here, kind, 1).compare(REQUESTS) for kind in KINDS))
-    measured.append("\n".join(told(kind, each) for kind, each in zip(KINDS, tried, strict=True)))
+    measured.append("\n".join(line(kind, each) for kind, each in zip(KINDS, tried, strict=True)))
     for kind, each in zip(KINDS, tried, strict=True):
         assert each.stored > 4 * 2 * BLOCKS * 16, "hardly anything was evicted"
         assert each.hits > REQUESTS / 4
-        assert each.exact >= LEAST_EXACT * REQUESTS, f"{told(kind, each)}; {worst(each.off)}"
+        assert each.exact >= LEAST_EXACT * REQUESTS, f"{line(kind, each)}; {worst(each.off)}"
     page = await here.keeper_page()
     for kind in KINDS:
         assert page.total("warmpath_kv_events_total", pool=kind, kind="stored") > 0
@@ -104,6 +104,6 @@ async def test_predictions_are_exact(here: Stand, measured: list[str]) -> None:
 async def test_predictions_by_drained_events_are_exact_once_they_are_known(here: Stand, measured: list[str]) -> None:
     """TensorRT-LLM's events are had by asking for them, up to half a second late; then predictions are exact too."""
     tried: Tried = await Talks(here, TRTLLM, 1).compare(DRAINED)
-    measured.append(told(TRTLLM, tried))
+    measured.append(line(TRTLLM, tried))
     assert tried.hits > DRAINED / 4
-    assert tried.exact >= LEAST_EXACT * DRAINED, f"{told(TRTLLM, tried)}; {worst(tried.off)}"
+    assert tried.exact >= LEAST_EXACT * DRAINED, f"{line(TRTLLM, tried)}; {worst(tried.off)}"

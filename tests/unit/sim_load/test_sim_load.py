@@ -194,7 +194,7 @@ async def test_a_run_stops_at_its_limit_and_accounts_for_every_request() -> None
     """At the limit, what is in flight is `stopped` and what was not sent is `unsent`; nothing is left out."""
     workload = steady(20, 60, seed=1, prompt_tokens=10)
     async with serving(silent) as url, asyncio.timeout(30):
-        done = await run(url, workload, LoadSettings(limit_s=0.5, timeout_s=60))
+        done = await run(url, workload, LoadSettings(limit_s=3.0, timeout_s=60))
     assert len(done.outcomes) == requests(workload)
     assert {one.failure for one in done.outcomes} == {Failure.STOPPED, Failure.UNSENT}
 
