@@ -80,8 +80,9 @@ class Showing:
         for pool in pools:
             for endpoint, rate in self._around.knowledge[pool.name].rates(each.id for each in pool.endpoints).items():
                 self._metrics.prefill_rate(pool.name, endpoint, rate)
-                exact = self._around.knowledge[pool.name].caches.exact.index
-                self._metrics.exact.holds(pool.name, endpoint, exact.held(endpoint) if exact.is_on(endpoint) else None)
+                exact = self._around.knowledge[pool.name].caches.exact
+                held = exact.index.held(endpoint) if exact.counts(endpoint) else None
+                self._metrics.exact.holds(pool.name, endpoint, held)
         self._shown = current
 
     def _tell_counts(self) -> None:

@@ -19,6 +19,11 @@ from extproc.state.values import Load
 
 log = logging.getLogger(__name__)
 
+_BEHIND_S = 5.0
+_BEHIND_SCRAPES = 3
+"""An engine whose published state has not changed for so long, and over so many scrapes, is kept up by nobody: keepers
+take over from one that died within that time."""
+
 
 class Arrivals:
     """When endpoints joined a pool or restarted, as one worker sees it.
@@ -97,10 +102,15 @@ class Upkeep:
             seen[pool] = sightings.all
             states = {name: each.state for name, each in seen[pool].items()}
             self._note(known, states)
+            known.caches.exact.kept(behind=self._behind(seen[pool], now))
             self._arrivals.look(pool, endpoints, states, now)
         self._around.fleet = snapshot.build(
             self._around.config, members, seen, self._around.knowledge, now, self._arrivals.joined
         )
+
+    def _behind(self, seen: Mapping[str, Sighting], now: float) -> set[str]:
+        most_s = _BEHIND_S + _BEHIND_SCRAPES * self._around.config.telemetry.scrape_ms / 1000
+        return {name for name, sighting in seen.items() if now - sighting.since > most_s}
 
     def _note(self, known: PoolKnowledge, states: Mapping[str, EndpointState]) -> None:
         """Let what the engines tell, and the time, empty the profiles that are no longer true."""

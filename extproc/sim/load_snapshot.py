@@ -28,6 +28,8 @@ class Snapshot:
         throughput: generated tokens a second since the snapshot before.
         hit_rate: share of the prompts' tokens found in the cache, since the start.
         adapters: different adapters in the batch.
+        prefilled_tokens: prompt tokens that were computed since the start.
+        decode_steps: steps without prefill since the start.
     """
 
     at: float
@@ -40,6 +42,8 @@ class Snapshot:
     throughput: float = 0.0
     hit_rate: float = 0.0
     adapters: int = 0
+    prefilled_tokens: int = 0
+    decode_steps: int = 0
 
 
 class LoadSnapshots:
@@ -91,4 +95,6 @@ class LoadSnapshots:
             throughput=tokens / busy_s if busy_s else 0.0,
             hit_rate=stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
             adapters=len({one.adapter for one in batch if one.adapter}),
+            prefilled_tokens=stats.prompt_tokens - stats.prompt_tokens_cached,
+            decode_steps=self._decodes,
         )

@@ -196,6 +196,8 @@ class Sglang:
             "gen_throughput": shown.throughput,
             "cache_hit_rate": shown.hit_rate,
             "utilization": shown.usage,
+            "total_prefill_uncached_tokens": shown.prefilled_tokens,
+            "decode_moments": [shown.decode_steps],
         }
         if include & {"lora", "all"} and self._lora:
             slots = engine.max_loras or _SLOTS

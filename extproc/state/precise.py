@@ -1,6 +1,6 @@
 """Exact profiles with what they do not tell yet, as a pool's deltas change them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,19 @@ class Precise:
     def __init__(self) -> None:
         self.index = ExactIndex()
         self.pending = Pending()
+        self._behind: frozenset[str] = frozenset()
+
+    def kept(self, *, behind: Collection[str]) -> None:
+        """Note of whom nothing was heard for so long that blocks may be gone: their estimated profiles count until then.
+
+        Events come through a keeper and the store. Silence of an idle engine looks like silence of a dead keeper, so
+        this is told by what keepers say of engines all the time, their states.
+        """
+        self._behind = frozenset(behind)
+
+    def counts(self, endpoint: str) -> bool:
+        """Whether the endpoint's exact profile is what counts."""
+        return self.index.is_on(endpoint) and endpoint not in self._behind
 
     def told(self, delta: Exact | Cached | Evicted, origin: str) -> None:
         """Take in what an engine told, of the life that it is in; `origin` is who passed it on."""
@@ -67,6 +80,8 @@ class Precise:
     def matches(self, chains: Chains, prompt_tokens: int, far: tuple[float, float]) -> Mapping[str, Match]:
         """What endpoints hold of a prompt, or will when what they prefill now is done; see `ExactIndex.match`."""
         found = self.index.match(chains, prompt_tokens, far)
+        if self._behind:
+            found = {name: each for name, each in found.items() if name not in self._behind}
         if not len(self.pending):
             return found
         return {name: self._extended(name, each, chains, prompt_tokens) for name, each in found.items()}

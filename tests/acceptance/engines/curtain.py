@@ -1,8 +1,8 @@
-"""A curtain in front of a server: pages of it come late, or fail, or come from elsewhere; all else passes."""
+"""A curtain in front of a server: pages of it come late, or fail; all else passes."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -26,7 +26,6 @@ class Curtain:
         failing: how many of them will be answered 503.
         readers: who asked for them, in order.
         passed: requests that went through, the held ones aside.
-        instead: bodies of JSON by path, which the server itself does not have.
     """
 
     def __init__(self, address: str, engine: str, paths: Sequence[str], http: aiohttp.ClientSession) -> None:
@@ -36,14 +35,11 @@ class Curtain:
         self.failing = 0
         self.readers: list[str] = []
         self.passed = 0
-        self.instead: Mapping[str, bytes] = {}
         self._paths = frozenset(paths)
         self._http = http
 
     async def handle(self, request: web.Request) -> web.Response:
         """Pass a request on, and its whole answer back."""
-        if request.path in self.instead:
-            return web.Response(body=self.instead[request.path], content_type="application/json")
         if request.path in self._paths:
             self.readers.append(request.headers.get("User-Agent", ""))
             await asyncio.sleep(self.late_s)

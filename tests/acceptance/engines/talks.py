@@ -13,6 +13,8 @@ from tests.waiting import until_async
 _SYSTEMS = 5
 _OPEN = 6
 BLOCK_TOKENS = 16
+_ANSWER_TOKENS = (18, 50)
+"""A block more than the prompt has: what is expected before the engine tells is the prompt's own blocks alone."""
 
 
 class Tried(msgspec.Struct):
@@ -84,7 +86,7 @@ class Talks:
         else:
             talk = rng.choice(self._open)
         talk.messages.append({"role": "user", "content": text(rng, rng.randint(*self._span))})
-        asked = await self._here.ask(self._pool, talk.messages, max_tokens=rng.randint(1, 40))
+        asked = await self._here.ask(self._pool, talk.messages, max_tokens=rng.randint(*_ANSWER_TOKENS))
         talk.messages.append({"role": "assistant", "content": asked.text})
         self._last = asked, list(talk.messages)
         return asked

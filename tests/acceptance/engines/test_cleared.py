@@ -69,7 +69,7 @@ async def emptied(here: Stand, pool: str, prompt: str, *, woken: bool = False) -
         return page.total("warmpath_scrapes_total", pool=pool, outcome="read")
 
     if woken:
-        await until_async(lambda: answered(here, pool, "are you there?"))
+        await until_async(lambda: answered(here, pool, text(RNG, 100)))
     before = await scrapes()
 
     async def none() -> bool:

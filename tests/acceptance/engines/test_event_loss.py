@@ -128,7 +128,7 @@ async def test_what_cannot_be_had_again_costs_the_profile_until_it_is_known(here
         return page.total("warmpath_kv_profile_used", pool=pool) == 0 and await faults(here, pool, "gap") > gap
 
     await until_async(shown)
-    assert (await here.ask(pool, "where to?")).pick.matched_by == "estimated"
+    assert (await here.ask(pool, "where to? " * 60)).pick.matched_by == "estimated"
     assert (await here.page()).total("warmpath_matched_total", pool=pool, rung="estimated") > 0
     assert (await here.local.ask(CHAT, body_of(pool, "hello"))).status == 200
     await precise(here, pool)

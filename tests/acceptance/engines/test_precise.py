@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from tests.acceptance.engines.curtain import curtains
 from tests.acceptance.engines.stand import (
     PRECISE,
     RENDERER,
@@ -33,48 +32,37 @@ REQUESTS = 300
 DRAINED = 100
 LEAST_EXACT = 0.99
 BLOCKS = 201
-"""Blocks of 16 tokens of an engine; the conversations that are open need more than the two of a pool have."""
-KINDS = ("vllm-0.23", "vllm-0.33", "sglang")
+"""Blocks of 16 tokens of an engine: fewer than the conversations need that are open."""
+OLD = "vllm-0.23"
+KINDS = (OLD, "vllm-0.33", "sglang")
 TRTLLM = "trtllm"
-SOURCES = "/kv_event_sources"
 ARGUMENTS = ("--kv-events", "--blocks", str(BLOCKS), "--time-factor", "20")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
-    """Two engines of each kind with small caches.
-
-    vLLM before 0.31 has no page that tells where its events are; something in front of it tells in its place.
-    """
+    """Engines of each kind with small caches. vLLM before 0.31 does not tell where its events are: the pool says it."""
+    port, replay = free_ports(2)
+    events = {"endpoint": f"tcp://*:{port}", "replay": f"tcp://*:{replay}"}
+    crews = [
+        Crew(
+            pool=OLD,
+            profile=OLD,
+            settings={**PRECISE, "events": events},
+            arguments=(*ARGUMENTS, "--kv-port", str(port), "--kv-replay-port", str(replay)),
+        ),
+        *(Crew(pool=kind, profile=kind, each=2, settings=PRECISE, arguments=ARGUMENTS) for kind in KINDS[1:]),
+        Crew(pool=TRTLLM, profile=TRTLLM, each=2, arguments=ARGUMENTS),
+    ]
     async with contextlib.AsyncExitStack() as cleanup:
-        first, second, *replays = free_ports(4)
-        ports = ("--kv-port", str(first), "--kv-replay-port", str(replays[0]))
-        crews = [
-            Crew(
-                pool=kind,
-                profile=kind,
-                each=2,
-                settings=PRECISE,
-                arguments=(*ARGUMENTS, *(ports if kind == "vllm-0.23" else ())),
-            )
-            for kind in (*KINDS, TRTLLM)
-        ]
         engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(TRTLLM)]))
-        old = await cleanup.enter_async_context(curtains(engines["vllm-0.23"]))
-        for curtain, port, replay in zip(old, (first, second), replays, strict=True):
-            source = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": ""}
-            source |= {"endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{replay}"}
-            curtain.instead = {SOURCES: json.dumps({"0": source}).encode()}
-        crews[0] = Crew(
-            pool=KINDS[0], profile=KINDS[0], settings=PRECISE, addresses=[curtain.address for curtain in old]
-        )
-        crews[-1] = Crew(pool=TRTLLM, profile=TRTLLM, settings=rendered_by(engines[RENDERER][0]))
+        crews[-1] = msgspec.structs.replace(crews[-1], settings=rendered_by(engines[RENDERER][0]))
         started = await cleanup.enter_async_context(standing(journal, folder, crews, engines))
         for kind in (*KINDS, TRTLLM):
 
             async def used(kind: str = kind) -> bool:
                 assert (await started.local.ask(CHAT, body_of(kind, "hello " * 40))).status == 200
-                return (await started.keeper_page()).total("warmpath_kv_profile_used", pool=kind) == 2
+                return (await started.keeper_page()).total("warmpath_kv_profile_used", pool=kind) == len(engines[kind])
 
             await until_async(used)
         yield started

@@ -10,6 +10,7 @@ from extproc.errors import StoreError
 from extproc.fleet.membership import Membership
 from extproc.router import Surroundings
 from extproc.state.endpoint import EndpointState, encode
+from extproc.state.feed import Cached, Exact, pack
 from extproc.state.memory import MemoryStore
 from extproc.state.values import Beat
 from extproc.upkeep import Upkeep
@@ -98,6 +99,23 @@ async def test_without_a_store_the_last_states_stay() -> None:
     bench.store.gone = True
     await bench.upkeep.refresh()
     assert bench.around.fleet.pools["main"].endpoints[0].draining
+
+
+async def test_what_no_keeper_keeps_up_is_not_known_exactly() -> None:
+    """Without news of an engine's state its exact profile does not count: what was evicted since would be believed.
+
+    With the news it counts again: what was missed of the feed is told from its numbers.
+    """
+    bench = Bench(ONE)
+    exact, chains = bench.around.knowledge["main"].caches.exact, {16: [1, 2]}
+    exact.told(Exact(ONE, 0, 16), "keeper")
+    exact.told(Cached(ONE, 0, 0, pack([1, 2])), "keeper")
+    for at, known in ((100.0, True), (100.0, False), (101.0, True)):
+        await bench.store.put_states("main", {ONE: encode(EndpointState(destination=ONE, scraped_at=at))})
+        await bench.upkeep.apply(bench.settings)
+        assert exact.counts(ONE) is known
+        assert list(exact.matches(chains, 100, (1.0, 1.0))) == ([ONE] if known else [])
+        bench.clock.advance(6.0)
 
 
 async def test_a_state_that_cannot_be_read_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
