@@ -20,6 +20,9 @@ from extproc.engines import kv_frames
 from extproc.engines.kv_frames import MAX_PAYLOAD_BYTES, Frame
 from extproc.errors import EngineError
 
+_MOST_SOCKETS: Final = 16_384
+"""libzmq's own limit of 1023 is that of 256 data-parallel ranks: each has a subscription, two ends of what watches it,
+and at times a replay."""
 _QUEUED: Final = 20_000
 """Messages that libzmq keeps for us: more than the 10,000 batches that engines replay by default, because a router
 socket drops what finds no room, and a few seconds of events."""
@@ -132,8 +135,8 @@ class Stream:
             EngineError: the address cannot be connected to.
         """
         self._hang_up()
-        self._dealer = dealer = _socket(self._context, zmq.DEALER, address)
         try:
+            self._dealer = dealer = _socket(self._context, zmq.DEALER, address)
             dealer.connect(address)
             dealer.send_multipart(kv_frames.replay_request(start), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -236,6 +239,7 @@ class Sockets:
         """
         if self._context is None:
             self._context = zmq.Context(io_threads=1)
+            self._context.max_sockets = _MOST_SOCKETS
         name = topic.encode(errors="surrogatepass")
         subscription = self._bound.get(at.address) if at.bind else None
         if subscription is not None and subscription.queues:
@@ -251,16 +255,18 @@ class Sockets:
         return Stream(subscription, name, self._context)
 
     def _open(self, context: "zmq.Context[zmq.Socket[bytes]]", at: Place) -> _Subscription:
-        socket = _socket(context, zmq.SUB, at.address)
-        socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
+        socket: zmq.Socket[bytes] | None = None
         try:
+            socket = _socket(context, zmq.SUB, at.address)
+            socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
             bind = at.bind and _bind(socket, at.address)
             if not bind:
                 socket.connect(at.address)
+            subscription = _Subscription(socket, at)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
+            if socket is not None:
+                socket.close(linger=0)
             raise EngineError(f"KV events at {at.address} cannot be subscribed to: {error}", "unreachable") from error
-        subscription = _Subscription(socket, at)
         if bind:
             self._bound[at.address] = subscription
         return subscription

@@ -26,7 +26,7 @@ class Precise:
         self._behind: frozenset[str] = frozenset()
 
     def kept(self, *, behind: Collection[str]) -> None:
-        """Note of whom nothing was heard for so long that blocks may be gone: their estimated profiles count until then.
+        """Note of whom nothing was heard for so long that blocks may be gone: their estimated profiles count instead.
 
         Events come through a keeper and the store. Silence of an idle engine looks like silence of a dead keeper, so
         this is told by what keepers say of engines all the time, their states.
