@@ -82,8 +82,8 @@ class Pool(Section, frozen=True, kw_only=True):
     Attributes:
         endpoints: `host:port` of each engine; names are resolved, and resolved again as they change.
         engine: what the engines are; `auto` finds out from their pages.
-        profiles: `estimated` from decisions and reported usage, `precise` from the engines' KV events and token ids,
-            `auto` precise where both can be had.
+        profiles: `estimated` from decisions and reported usage; `auto` from the engines' KV events and token ids where
+            both can be had, once all that an engine holds is known; `precise` the same, as soon as its events are read.
         events: where KV events come from, when the engines do not tell.
         tokens: where token ids come from.
         cpu_weight: what a block in the engine's host memory is worth, of one in its GPU's.

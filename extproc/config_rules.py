@@ -185,6 +185,9 @@ def _volatile_rules_compile(config: Config) -> Iterator[Mistake]:
 
 def _token_sources_are_there(config: Config) -> Iterator[Mistake]:
     for name, pool in config.pools.items():
+        if pool.engine == "tensorrt_llm" and pool.tokens.source == "engine":
+            remedy = "use `local` with tokens.tokenizer, or `render` with tokens.url"
+            yield Mistake(f"$.pools.{name}.tokens.source", f"engine: TensorRT-LLM tells no token ids: {remedy}")
         if mistake := settings.mistake(pool.tokens):
             key, text = mistake
             yield Mistake(f"$.pools.{name}.tokens.{key}", text)

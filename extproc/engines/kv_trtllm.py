@@ -4,9 +4,9 @@ The answer is a list of envelopes, each with one event; reading takes them out, 
 Definitions: `KVCacheEventSerializer` in `tensorrt_llm/_utils.py`, `kv_cache_manager_v2/_event_manager.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import groupby, pairwise
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from extproc.errors import EngineError
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """Longest answer that is read: half a million tokens, at some 60 bytes each."""
 
+_AT_A_TIME = 64
+"""Envelopes between two steps: 1 ms for blocks of 32 tokens."""
 _MOST_RANKS = 4096
 _MOST_BLOCK_TOKENS = 1 << 20
 _LONGEST_KEYS = 1 << 16
@@ -109,8 +111,7 @@ class _Envelope(msgspec.Struct, Generic[_Data], gc=False):
 
 
 _Told = _Stored | _Removed | _Updated | _Created
-_ALL = msgspec.json.Decoder(list[_Envelope[_Told]] | None)
-_RAW = msgspec.json.Decoder(list[_Envelope[msgspec.Raw]])
+_RAW = msgspec.json.Decoder(list[_Envelope[msgspec.Raw]] | None)
 _ONE = msgspec.json.Decoder(_Told)
 _MM_KEYS = msgspec.json.Decoder(list[_MmKey])
 _KIND = msgspec.json.Decoder(_Kind)
@@ -133,33 +134,56 @@ def decode(answer: bytes, layout: Layout | None = None) -> tuple[Drained, ...]:
         EngineError: the answer is longer than `MAX_ANSWER_BYTES`, is no list of events, or an event of a known kind is
             malformed.
     """
+    steps = decoding(answer, layout)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: tuple[Drained, ...] = end.value
+            return found
+
+
+def decoding(answer: bytes, layout: Layout | None = None) -> Generator[None, None, tuple[Drained, ...]]:
+    """Do what `decode` does in steps of about 1 ms: a buffer that nobody read for long takes a second or more.
+
+    Raises:
+        EngineError: see `decode`.
+    """
     if len(answer) > MAX_ANSWER_BYTES:
         raise EngineError(f"the answer with KV events is longer than {MAX_ANSWER_BYTES} bytes")
     known = Layout() if layout is None else layout
-    envelopes = _read(answer)
+    envelopes = yield from _read(answer)
     _learn(envelopes, known)
     ranks: dict[int, list[_Envelope[_Told | None]]] = {}
     for envelope in envelopes:
         ranks.setdefault(envelope.attention_dp_rank or 0, []).append(envelope)
-    return tuple(_drained(rank, ranks[rank], known) for rank in sorted(ranks))
+    found = list[Drained]()
+    for rank in sorted(ranks):
+        found += [(yield from _drained(rank, ranks[rank], known))]
+    return tuple(found)
 
 
-def _read(answer: bytes) -> Sequence[_Envelope[_Told | None]]:
+def _read(answer: bytes) -> Generator[None, None, Sequence[_Envelope[_Told | None]]]:
     """Read the envelopes; those of unknown kinds have no data."""
     try:
-        envelopes: Any = _ALL.decode(answer)
-    except _UNREADABLE:
-        pass
-    else:
-        return envelopes or []
-    try:
-        raw = _RAW.decode(answer)
+        raw = _RAW.decode(answer) or []
     except _UNREADABLE as error:
         raise EngineError(f"the answer with KV events cannot be read: {error}") from None
-    return [_Envelope(e.event_id, _one(e.data), e.window_size, e.attention_dp_rank, e.layer_group_id) for e in raw]
+    yield
+    envelopes = list[_Envelope[_Told | None]]()
+    for number, each in enumerate(raw, start=1):
+        data = _one(each.data)
+        envelopes.append(_Envelope(each.event_id, data, each.window_size, each.attention_dp_rank, each.layer_group_id))
+        if number % _AT_A_TIME == 0:
+            yield
+    return envelopes
 
 
 def _one(raw: msgspec.Raw) -> _Told | None:
+    try:
+        return _ONE.decode(raw)
+    except _UNREADABLE:
+        pass
     try:
         kind = _KIND.decode(raw).type
     except _UNREADABLE as error:
@@ -187,14 +211,16 @@ def _is_kept(envelope: _Envelope[_Told | None], layout: Layout) -> bool:
     return layout.keeps_window(envelope.window_size or 0, envelope.layer_group_id or 0)
 
 
-def _drained(rank: int, envelopes: Sequence[_Envelope[_Told | None]], layout: Layout) -> Drained:
+def _drained(rank: int, envelopes: Sequence[_Envelope[_Told | None]], layout: Layout) -> Generator[None, None, Drained]:
     """Put the events of one rank together."""
     ids = [envelope.event_id for envelope in envelopes]
     # Numbers that go back are no sequence at all, which counts as one lost.
     missing = sum(max(after - before - 1, int(after < before)) for before, after in pairwise(ids))
     events: list[KvEvent] = []
     skipped = 0
-    for envelope in envelopes:
+    for number, envelope in enumerate(envelopes, start=1):
+        if number % _AT_A_TIME == 0:
+            yield
         if envelope.data is None or not _is_kept(envelope, layout):
             skipped += 1
             continue

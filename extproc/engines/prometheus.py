@@ -17,12 +17,18 @@ import msgspec
 from extproc.errors import EngineError
 
 _BLANK = b" \t"
-_LABEL = re.compile(rb'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(,|(?=\}))')
-_ESCAPE = re.compile(r"\\(.)")
-_ESCAPED = {"n": "\n", '"': '"', "\\": "\\"}
+_LABEL = re.compile(rb'[ \t]*([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(,|(?=\}))')
 
 MAX_SAMPLES = 20_000
 """Samples of asked names that are read of one page: 40 ms of CPU. An engine has one for each rank and model."""
+MAX_LINES = 65_536
+"""Lines of a page, whatever they say: 40 ms of CPU. A page as long as is read at all has as many of 64 bytes, and an
+engine's lines are longer."""
+MAX_LINE_BYTES = 65_536
+"""Of a line that is read: the names of 500 adapters, twice."""
+MAX_READ_BYTES = 512 * 1024
+"""Of all lines that are read: 100 ms of CPU if they are nothing but labels. An engine of 64 data-parallel ranks has
+250 KB of them."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -47,12 +53,15 @@ def read(page: bytes, names: Collection[str], greatest: Collection[str] = ()) ->
             of those that are greater than all before are read.
 
     Raises:
-        EngineError: a line of an asked name is malformed, or there are more than `MAX_SAMPLES` of them. Lines of other
-            names are not looked at.
+        EngineError: a line of an asked name is malformed, or there are more or longer ones than `MAX_SAMPLES`,
+            `MAX_LINE_BYTES` and `MAX_READ_BYTES` allow, or more than `MAX_LINES` of any name. Lines of other names are
+            not looked at.
     """
+    if page.count(b"\n") > MAX_LINES:
+        raise EngineError(f"the metrics page has more than {MAX_LINES} lines")
     wanted: dict[bytes, list[Sample]] = {name.encode(): [] for name in (*names, *greatest)}
-    single = {name.encode() for name in greatest}
-    taken = 0
+    latest: dict[bytes, tuple[float, bytes, int]] = {name.encode(): (math.nan, b"", 0) for name in greatest}
+    taken = read_bytes = 0
     for number, line in enumerate(page.split(b"\n"), start=1):
         if line[:1] == b"#":
             if line.rstrip() == b"# EOF":
@@ -63,14 +72,19 @@ def read(page: bytes, names: Collection[str], greatest: Collection[str] = ()) ->
         found = wanted.get(name)
         if found is None:
             continue
-        if found and name in single:
-            if _last_number(text) > found[0].value or math.isnan(found[0].value):
-                found[0] = _sample(text, len(name), number)
+        if name in latest:
+            value, best = _last_number(text), latest[name][0]
+            if math.isnan(best) or value > best:
+                latest[name] = value, text, number
             continue
+        taken, read_bytes = taken + 1, read_bytes + len(text)
+        if taken > MAX_SAMPLES or read_bytes > MAX_READ_BYTES:
+            raise EngineError(
+                f"the metrics page has more than {MAX_SAMPLES} samples, or {MAX_READ_BYTES} bytes of them, to be read"
+            )
         found.append(_sample(text, len(name), number))
-        taken += 1
-        if taken > MAX_SAMPLES:
-            raise EngineError(f"the metrics page has more than {MAX_SAMPLES} samples of metrics that are read")
+    for name, (_, text, number) in latest.items():
+        wanted[name] += [_sample(text, len(name), number)] if text else []
     return {name.decode(): found for name, found in wanted.items() if found}
 
 
@@ -84,6 +98,8 @@ def _last_number(text: bytes) -> float:
 
 def _sample(text: bytes, start: int, number: int) -> Sample:
     """Read what follows the name of a sample: optional labels, value, optional timestamp and exemplar."""
+    if len(text) > MAX_LINE_BYTES:
+        raise EngineError(f"line {number} of the metrics page is longer than {MAX_LINE_BYTES} bytes")
     rest = text[start:].lstrip(_BLANK)
     labels: dict[str, str] = {}
     if rest.startswith(b"{"):
@@ -118,4 +134,5 @@ def _plain(raw: bytes) -> str:
     text = raw.decode("utf-8", "replace")
     if "\\" not in text:
         return text
-    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), text)
+    # Between two escaped backslashes every backslash begins an escape of its own.
+    return "\\".join(part.replace("\\n", "\n").replace('\\"', '"') for part in text.split("\\\\"))

@@ -213,8 +213,7 @@ def _started_at(before: EndpointState, reading: Reading, now: float) -> float:
     under a living API process, a counter that went back is the sign. Counters of two pages are not compared.
 
     Of an engine that tells neither, as long as it has counted nothing, an address that could not be connected to for a
-    while is the sign: its process was gone. (So it looks when the network was cut, and then costs a profile.) What never
-    told its start has been up since it was first read, as far as anybody knows.
+    while is the sign: its process was gone. (So it looks when the network was cut, and then costs a profile.)
     """
     if reading.started_at and reading.started_at != before.told_start:
         return reading.started_at
@@ -224,5 +223,4 @@ def _started_at(before: EndpointState, reading: Reading, now: float) -> float:
     if comparable and (reading.prefix_queries < before.prefix_queries or reading.tokens < before.tokens):
         return now
     counts = reading.started_at or reading.prefix_queries or reading.tokens
-    # The first start that is published is a beginning, whatever it is: workers could not tell it from a restart.
-    return before.started_at or now if before.reachable or counts else now
+    return before.started_at if before.reachable or counts else now

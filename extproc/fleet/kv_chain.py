@@ -18,7 +18,8 @@ Rules:
   later is called complete once as many blocks were stored in a row as the engine's cache has, every one of them placed:
   by then the least recently used blocks, of which nobody told us, have made room, and no chain went on from an unknown
   one. Up to then the profile knows too little, which costs hits and promises none that are not there.
-- Beyond `most` blocks nothing is taken in.
+- Beyond `most` blocks nothing is taken in. Far fewer show that removals are not told: no GPU holds `_BEYOND` times the
+  blocks that its engine says it has room for. A few times it may: models whose layers share the room in groups.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from extproc.state.exact_blocks import chain, root
 
 MOST_BLOCKS: Final = 2_000_000
 """Blocks of one rank, all tiers together: 32 million tokens in blocks of 16, in 50 to 100 MB."""
+_BEYOND: Final = 8
 _AT_A_TIME: Final = 512
 """Blocks between two steps, which take about 1 ms."""
 
@@ -131,6 +133,14 @@ class Chain:
             cache_blocks: as in `is_complete`.
         """
         return self._further > 0 and 0 < cache_blocks < self._further + self._gpu
+
+    def lacks_removals(self, cache_blocks: int) -> bool:
+        """Whether more blocks are held than can be.
+
+        Args:
+            cache_blocks: as in `is_complete`.
+        """
+        return 0 < _BEYOND * cache_blocks < self._gpu
 
     def apply(self, event: KvEvent) -> Iterator[Change | Emptied]:
         """Take in one event, in steps of about 1 ms; what it changed is to be told before the next step."""

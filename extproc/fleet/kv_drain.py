@@ -12,7 +12,7 @@ from typing import Final, Literal
 import aiohttp
 
 from extproc.engines.kv_layout import Layout
-from extproc.engines.kv_trtllm import MAX_ANSWER_BYTES, Drained, decode
+from extproc.engines.kv_trtllm import MAX_ANSWER_BYTES, Drained, decoding
 from extproc.errors import EngineError
 from extproc.fleet.kv_profile import Counts, Engine, Profile
 
@@ -100,7 +100,7 @@ class DrainSource:
         answers, self._answers = self._answers, []
         for answer in answers:
             try:
-                found = decode(answer, self._layout)
+                found = yield from decoding(answer, self._layout)
             except EngineError:
                 self._last.clear()
                 self._layout = Layout()

@@ -9,6 +9,7 @@ Rules:
   instead; if that takes longer than `_GRACE_S`, or cannot be yet, workers go back to the estimated one.
 - A batch that cannot be read may have had removals in it: all is forgotten, and nothing is told for `_PAUSE_S`, so that
   an engine whose every batch is unreadable does not make workers change from one profile to the other all the time.
+- So is it done for `_DISTRUST_S` with an engine that does not tell what it removes: its profile promises what is gone.
 - All is told anew under another start of the engine: workers drop what they were told of an earlier one. If the events
   began after that start, they are of this life already and stay; otherwise they are asked for again.
 """
@@ -26,6 +27,7 @@ from extproc.fleet.kv_order import Tally
 from extproc.fleet.kv_telling import Telling
 
 _PAUSE_S: Final = 10.0
+_DISTRUST_S: Final = 600.0
 _GRACE_S: Final = 3.0
 _SLACK_S: Final = 5.0
 """Events this long before an engine's start are of its new life: the start may be the keeper's guess, a scrape late. No
@@ -45,6 +47,7 @@ class Counts(msgspec.Struct):
         unreadable: batches whose events cannot be read.
         gap: profiles forgotten because events were lost for good.
         restart: profiles forgotten because the engine had started again.
+        overfull: profiles forgotten because more blocks were told of than the cache can hold.
         retold: profiles told anew because too much waited to be told.
         left_out: blocks that were not taken in.
         streams: what was missing and asked for again.
@@ -59,6 +62,7 @@ class Counts(msgspec.Struct):
     unreadable: int = 0
     gap: int = 0
     restart: int = 0
+    overfull: int = 0
     retold: int = 0
     left_out: LeftOut = msgspec.field(default_factory=LeftOut)
     streams: Tally = msgspec.field(default_factory=Tally)
@@ -155,7 +159,7 @@ class Profile:
             for change in self.chain.apply(event):
                 counts.retold += not self.telling.note(change)
                 yield
-        yield
+            yield  # for events that change nothing: a batch may have very many of them
 
     def settle(self, engine: Engine, now: float, *, in_step: bool) -> bool:
         """Tell the workers of it when it is time; False when its events are to be had from the beginning again.
@@ -173,6 +177,11 @@ class Profile:
             self._tells_copies = False
             self.forget(engine)
             self.begin(engine, from_start=False)
+        if self.chain.lacks_removals(engine.rank_blocks):
+            self._counts.overfull += 1
+            self.forget(engine)
+            self.begin(engine, from_start=False)
+            self._paused_until = now + _DISTRUST_S
         if self.telling.is_open:
             if before != engine.started_at:
                 self.telling.begin(engine.started_at)

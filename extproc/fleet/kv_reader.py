@@ -82,6 +82,7 @@ class KvReader:
         self._sockets = Sockets()
         self._modes: dict[str, ProfileMode] = {}
         self._events: dict[str, EventSettings] = {}
+        self._adapted: set[str] = set()
         self._cap = 1
         self._seen: dict[str, dict[str, EndpointState]] = {}
         self._endpoints: dict[tuple[str, str], KvEndpoint] = {}
@@ -94,6 +95,7 @@ class KvReader:
         """Take modes and limits from a configuration; holds from the next round on."""
         self._modes = {name: pool.profiles for name, pool in config.pools.items() if pool.profiles != "estimated"}
         self._events = {name: pool.events for name, pool in config.pools.items()}
+        self._adapted = {model.pool for model in config.models.values() if model.adapter is not None}
         self._cap = config.redis.feed_cap
         self._holding.apply(config)
         self._looked = float("-inf")
@@ -135,7 +137,7 @@ class KvReader:
             pool: {
                 name: state if sources is state.sources else msgspec.structs.replace(state, sources=sources)
                 for name, state in states.get(pool, {}).items()
-                if (sources := sources_of(name, state, self._events[pool]))
+                if (sources := sources_of(name, state, self._events[pool], adapters=pool in self._adapted))
             }
             for pool in self._modes
         }

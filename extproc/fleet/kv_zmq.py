@@ -26,6 +26,8 @@ and at times a replay."""
 _QUEUED: Final = 20_000
 """Messages that libzmq keeps for us: more than the 10,000 batches that engines replay by default, because a router
 socket drops what finds no room, and a few seconds of events."""
+_MOST_BYTES: Final = 4 * 1024 * 1024
+"""Fetched at a time, and a message: 200 MB a second, and no more memory for an engine that sends long ones."""
 _HEARTBEAT_MS: Final = 5_000
 """Without heartbeats a subscriber never learns that a cable was cut: it only listens."""
 _DEAD_AFTER_MS: Final = 15_000
@@ -148,10 +150,12 @@ class Stream:
     def answers(self, most: int) -> list[Frame | None]:
         """Answers of the replay that came since, `most` at the most; None is its end."""
         found: list[Frame | None] = []
-        while self._dealer is not None and len(found) < most:
+        fetched = 0
+        while self._dealer is not None and len(found) < most and fetched < _MOST_BYTES:
             parts = _received(self._dealer)
             if parts is None:
                 break
+            fetched += sum(map(len, parts))
             try:
                 found.append(kv_frames.replayed(parts))
             except EngineError:
@@ -204,8 +208,9 @@ class _Subscription:
 
     def frames(self, topic: bytes, most: int) -> tuple[list[Frame], int]:
         """Frames of a topic, and how many messages were malformed since the last call."""
-        queue = self.queues[topic]
-        while len(queue) < most and (parts := _received(self._socket)) is not None:
+        queue, fetched = self.queues[topic], 0
+        while len(queue) < most and fetched < _MOST_BYTES and (parts := _received(self._socket)) is not None:
+            fetched += sum(map(len, parts))
             try:
                 frame = kv_frames.live(parts)
             except EngineError:

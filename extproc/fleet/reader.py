@@ -1,8 +1,9 @@
 """Reads one endpoint: finds out what engine it is and which of its pages carries its load, and remembers both.
 
-What was found holds while it can be read. After a lost connection, or `FORGET_AFTER` failures in a row, everything is
-looked for anew: another version, or another engine, may have taken the address. Looking asks several pages, and is done
-every `LOOK_EVERY_S` at most; in the meantime one page is asked, so that connections that fail are still counted.
+What was found holds while it can be read; where the kind has a better page, that is tried now and then, because some
+tell nothing before the engine's first request. After a lost connection, or `FORGET_AFTER` failures in a row, everything
+is looked for anew: another version, or another engine, may have taken the address. Looking asks several pages, and is
+done every `LOOK_EVERY_S` at most; in the meantime one page is asked, so that connections that fail are still counted.
 """
 
 import math
@@ -22,6 +23,7 @@ from extproc.state.endpoint import STALE_AFTER, EndpointState
 FORGET_AFTER: Final = 3
 LOOK_EVERY_S: Final = 5.0
 ABOUT_EVERY_S: Final = 10.0
+BETTER_EVERY_S: Final = 10.0
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """Asks the endpoint for a path; raises EngineError."""
@@ -85,6 +87,7 @@ class Reader:
         self._failures = 0
         self._look_at = -math.inf
         self._about_at = -math.inf
+        self._better_at = -math.inf
 
     @property
     def kind(self) -> str:
@@ -100,7 +103,8 @@ class Reader:
         """
         try:
             if self._adapter and self._page:
-                reading = await _read(self._adapter, self._page, fetch)
+                better = await self._better(self._adapter, fetch, at)
+                reading = better or await _read(self._adapter, self._page, fetch)
             else:
                 reading = await self._look(fetch, at)
         except EngineError as error:
@@ -151,6 +155,27 @@ class Reader:
                 break
         return Described(abouts, faults)
 
+    async def _better(self, adapter: Adapter, fetch: Fetch, at: float) -> Reading | None:
+        """What a better page than the one in use tells, which then comes into use; None when there is none to be read.
+
+        Raises:
+            EngineError: the endpoint cannot be connected to, or is silent.
+        """
+        pages = adapter.load_pages
+        if at < self._better_at or self._page == pages[0]:
+            return None
+        self._better_at = at + BETTER_EVERY_S
+        for path in pages[: pages.index(self._page)]:
+            try:
+                reading = await _read(adapter, path, fetch)
+            except EngineError as error:
+                if error.fault in _FAILURES:
+                    raise
+                continue
+            self._page = path
+            return reading
+        return None
+
     async def _look(self, fetch: Fetch, at: float) -> Reading:
         """Find adapter and page; between two looks, see whether one page can be read.
 
@@ -169,7 +194,7 @@ class Reader:
         if order and order[0].kind in {self._configured, self._owned}:
             self._adapter = order[0]  # its slow pages may be there even where its load is not
         (self._adapter, self._page), reading = await self._try(order, _Pages(fetch))
-        self._about_at = -math.inf
+        self._about_at, self._better_at = -math.inf, at + BETTER_EVERY_S
         return reading
 
     async def _try(self, order: Sequence[Adapter], pages: "_Pages") -> tuple[tuple[Adapter, str], Reading]:

@@ -123,8 +123,11 @@ class Caches:
         facts, started_at = self.of(endpoint), started_at if is_start(started_at) else 0.0
         facts.kv_tokens = kv_tokens if kv_tokens > 0 else facts.kv_tokens
         facts.block_tokens = block_tokens if block_tokens > 0 else facts.block_tokens
-        if (started_at > 0 and facts.started_at not in {0.0, started_at}) or (facts.caching and not caching):
+        known = facts.started_at > 0 or facts.untold
+        if (known and 0 < started_at != facts.started_at) or (facts.caching and not caching):
             self._empty([endpoint])
+        # An engine that does not tell its start gets one when its counters went back: that is its second life.
+        facts.untold = started_at == 0
         facts.started_at = started_at if started_at > 0 else facts.started_at
         facts.caching = caching
         self.cut(endpoint, self.capacity(endpoint))

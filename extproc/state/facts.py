@@ -31,6 +31,7 @@ class Facts:
         kv_tokens: claimed cache in tokens; 0 when unknown.
         block_tokens: tokens in a KV block.
         started_at: start of the engine, seconds since the epoch; 0 when unknown.
+        untold: it was read, and its start is not known.
         caching: the engine reuses prefixes at all.
         reports: it has reported cached tokens since its start. One that never does reports 0 for every prompt, or is
             behind something that takes them out, and proves nothing of its cache by that.
@@ -44,6 +45,7 @@ class Facts:
         self.kv_tokens = 0
         self.block_tokens = DEFAULT_BLOCK_TOKENS
         self.started_at = 0.0
+        self.untold = False
         self.caching = True
         self.life = 0
         self._uncached: float | None = None

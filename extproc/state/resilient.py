@@ -181,8 +181,18 @@ class ResilientStore(SharedOnly):
         sharing.pin(pin_key, endpoint, pin_ttl_ms, max_pins, before)
 
     async def pinned(self, pool: str, pin_key: str) -> str:
-        """See `Store.pinned`."""
-        return await self._shared_or(self._primary.pinned, self._local.pinned, pool, pin_key)
+        """See `Store.pinned`.
+
+        Raises:
+            StoreError: the shared store does not answer, and no pin is known here: another replica may have made one.
+        """
+        return await self._shared_or(self._primary.pinned, self._pinned_here, pool, pin_key)
+
+    async def _pinned_here(self, pool: str, pin_key: str) -> str:
+        """The pin that this process knows of."""
+        if endpoint := await self._local.pinned(pool, pin_key):
+            return endpoint
+        raise StoreError("the shared store does not answer, and this process knows no pin of the session")
 
     async def heartbeat(self, pool: str, replica: str, lease_ms: int) -> Beat:
         """See `Store.heartbeat`.

@@ -156,7 +156,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], answer: Answer) -> T:
         raise NoTokensError(Why.FAILED)
     try:
         return decoder.decode(answer.body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         raise NoTokensError(Why.FAILED) from None
 
 

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Final
 
 import jinja2
 
@@ -14,6 +15,10 @@ from extproc.tokens.encoder import Encoder
 from extproc.tokens.folder import Folder
 from extproc.tokens.template import Template
 from extproc.tokens.values import Asked, Chat, NoTokensError, Tally, Text, Why
+
+MAX_CHARS: Final = 2 << 20
+"""Half a million tokens. The library lets no other thread run while it hands ids over and takes its own memory back:
+some 80 ms for so many, 0.5 s for what a body may have."""
 
 
 class Local:
@@ -60,13 +65,15 @@ class Local:
             raise NoTokensError(Why.UNSUPPORTED)
         match asked.wanted:
             case Text(text, special_tokens):
-                return self._encoder.encode(text, special_tokens=special_tokens)
+                pass
             case Chat() as chat if chat.template is None:
-                text = self._template(chat).render(chat)
-                return self._encoder.encode(text, special_tokens=chat.special_tokens)
+                text, special_tokens = self._template(chat).render(chat), chat.special_tokens
             case _:
                 # A template of the client's would run here; engines refuse it too unless they were told to trust it.
                 raise NoTokensError(Why.UNSUPPORTED)
+        if len(text) > MAX_CHARS:
+            raise NoTokensError(Why.TOO_LONG)
+        return self._encoder.encode(text, special_tokens=special_tokens)
 
     def _template(self, chat: Chat) -> Template:
         named = "tool_use" if chat.tools is not None and "tool_use" in self._templates else "default"

@@ -16,6 +16,8 @@ from extproc.tokens.folder import Added
 
 LEAST_CHARS: Final = 256
 """A shorter piece costs more to look up than to tokenize again with its neighbour."""
+_WINDOW_CHARS: Final = 1 << 16
+"""Characters searched in one call, which lets no other thread run: 5 ms if they are all beginnings of tokens."""
 
 
 class Cutter:
@@ -34,6 +36,7 @@ class Cutter:
         # Longest first: Python's `|` takes the first that fits.
         words = sorted((token.content for token in raw), key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, words)))
+        self._reach = _WINDOW_CHARS + max(map(len, words), default=0)
 
     def pieces(self, text: str) -> list[str]:
         """Pieces that make up the text; a text that begins with this one has all but the last of them too."""
@@ -43,12 +46,23 @@ class Cutter:
 
     def _pieces(self, text: str) -> Iterator[str]:
         began = 0
-        for found in self._tokens.finditer(text):
-            at = found.start()
-            if at - began >= self._least and found[0] in self._places:
+        for at, token in self._found(text):
+            if at - began >= self._least and token in self._places:
                 yield text[began:at]
                 began = at
         yield text[began:]
+
+    def _found(self, text: str) -> Iterator[tuple[int, str]]:
+        """Tokens and their places, from left to right; a window reaches as far as one that begins in it can."""
+        start = 0
+        while start < len(text):
+            end = start + _WINDOW_CHARS
+            for found in self._tokens.finditer(text, start, start + self._reach):
+                if found.start() >= end:
+                    break
+                yield found.start(), found[0]
+                start = found.end()
+            start = max(start, end)
 
 
 def _normalized(token: Added) -> bool:

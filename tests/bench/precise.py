@@ -23,11 +23,10 @@ from extproc.stack import Stack, StackSettings
 from tests.bench.processes import child, run
 from tests.bench.report import Findings, Row, Scale
 from tests.ports import free_port
-from tests.waiting import until_async
 
 ENGINES = 8
-BLOCKS = 701
-"""Blocks of an engine's cache, 16 tokens each: 11,200 tokens."""
+BLOCKS = 401
+"""Blocks of an engine's cache, 16 tokens each: 6,400 tokens, room for two or three conversations."""
 MODES = ("estimated", "precise")
 _AGENTS = 6
 _SYSTEM_TOKENS = (600, 1500)
@@ -35,7 +34,9 @@ _TURNS = (4, 8)
 _RESULT_TOKENS = (60, 500)
 _ANSWER_TOKENS = (8, 40)
 _THINK_S = (0.5, 4.0)
-_RATE = 3.5
+_RATE = 1.75
+_LOGGED_S = 2.0
+"""Time for the last entries of the access log to come in: 0.1 s, and more on a busy machine."""
 _ERROR = "warmpath_cached_tokens_error_share"
 _MATCHED = "warmpath_matched_total"
 
@@ -77,7 +78,7 @@ def agents(seconds: float, seed: int) -> list[Conversation]:
 
 def bench(scale: Scale) -> Findings:
     """Rounds of both modes by turns, each round of both with the same conversations, and with empty caches."""
-    seconds, rounds = scale.pick(20, 5), scale.pick(3, 1)
+    seconds, rounds = scale.pick(20, 5), scale.pick(2, 1)
     findings = Findings(
         f"{ENGINES} simulated vLLM engines a pool, {(BLOCKS - 1) * 16:,} tokens of cache each; agents with growing "
         f"conversations behind {_AGENTS} system prompts, {_RATE} runs a second"
@@ -127,7 +128,7 @@ async def _measure(seconds: float, rounds: int) -> dict[str, list[_Taken]]:
                 await _empty(http, engines[mode])
                 before = await _figures(http, stack, mode)
                 done = await load.run(stack.url, conversations, LoadSettings(model=mode))
-                await _told(http, stack, mode, before[0] + len(done.outcomes) - len(done.failed))
+                await asyncio.sleep(_LOGGED_S)
                 compared, error, within, precise = (
                     after - then for after, then in zip(await _figures(http, stack, mode), before, strict=True)
                 )
@@ -141,15 +142,6 @@ async def _empty(http: aiohttp.ClientSession, engines: Sequence[str]) -> None:
         async with http.post(f"http://{engine}/sim/restart", json={"down_s": 0.0}) as answer:
             answer.raise_for_status()
     await asyncio.sleep(3.0)
-
-
-async def _told(http: aiohttp.ClientSession, stack: Stack, mode: str, wanted: float) -> None:
-    """Wait until the answers are compared with what was expected of them, all but a few that were tried again."""
-
-    async def so() -> bool:
-        return (await _figures(http, stack, mode))[0] >= 0.99 * wanted
-
-    await until_async(so)
 
 
 async def _figures(http: aiohttp.ClientSession, stack: Stack, mode: str) -> tuple[float, float, float, float]:

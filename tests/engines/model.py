@@ -48,13 +48,14 @@ WORD_LOGIT_SCALE = 50.0
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
 
-# Prints all that a conversation can have, so that token ids show whether each part of it was taken up.
+# Prints all that a conversation can have, so that token ids show whether each part of it was taken up. A line break
+# that follows a statement is not printed, so none does where an answer begins: its prompt ends with one.
 CHAT_TEMPLATE = (
     "{% if tools %}<|start|>tools\n{{ tools | tojson }}<|end|>\n{% endif %}"
     "{% if reasoning_effort is defined %}<|start|>effort\n{{ reasoning_effort }}<|end|>\n{% endif %}"
     "{% if enable_thinking is defined %}<|start|>thinking\n{{ enable_thinking }}<|end|>\n{% endif %}"
     "{% for message in messages %}"
-    "<|start|>{{ message['role'] }}{% if message['tool_call_id'] %} {{ message['tool_call_id'] }}{% endif %}\n"
+    "<|start|>{{ message['role'] }}{{ ' ' + message['tool_call_id'] if message['tool_call_id'] else '' }}\n"
     "{{ message['content'] }}"
     "{% if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}<|end|>\n"
     "{% endfor %}"

@@ -61,7 +61,7 @@ async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
         Crew(pool=DRAINED, profile="trtllm", arguments=told),
     ]
     adapter = {"name": ADAPTER, "id": 7, "path": PATH}
-    models: dict[str, Mapping[str, Any]] = {sql(kind): {"pool": kind, "adapter": adapter} for kind in KINDS}
+    models: dict[str, Mapping[str, Any]] = {sql(kind): {"pool": kind, "adapter": adapter} for kind in (*KINDS, DRAINED)}
     async with contextlib.AsyncExitStack() as cleanup:
         engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(DRAINED)]))
         crews[-1] = msgspec.structs.replace(crews[-1], settings=rendered_by(engines[RENDERER][0]))
@@ -161,3 +161,18 @@ async def test_an_adapter_keeps_prompts_apart(here: Stand, kind: str) -> None:
         for prompt in prompts.values():
             again = await settled(here, kind, model, prompt)
             assert again.predicted == again.reported > 0
+
+
+async def test_blocks_of_an_adapter_are_not_taken_for_the_base_models_where_events_do_not_name_it(here: Stand) -> None:
+    """TensorRT-LLM's events tell an adapter by the block's hash alone: the base model finds none of its blocks."""
+    prompt = text(RNG, 3000)
+    before = (await here.keeper_page()).total("warmpath_kv_events_total", pool=DRAINED, kind="stored")
+    assert (await here.ask(sql(DRAINED), prompt)).reported == 0
+
+    async def told() -> bool:
+        page = await here.keeper_page()
+        return page.total("warmpath_kv_events_total", pool=DRAINED, kind="stored") > before
+
+    await until_async(told)
+    first = await here.ask(DRAINED, prompt)
+    assert (first.predicted, first.reported) == (0.0, 0)

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from extproc.engines.prometheus import MAX_SAMPLES, Sample, read
+from extproc.engines.prometheus import MAX_LINE_BYTES, MAX_LINES, MAX_READ_BYTES, MAX_SAMPLES, Sample, read
 from extproc.errors import EngineError
 
 _LABEL_NAMES = ("model_name", "engine", "le")
@@ -126,6 +126,31 @@ def test_a_page_of_very_many_samples_is_refused() -> None:
     assert len(read(b"x 1\n" * MAX_SAMPLES, ["x"])["x"]) == MAX_SAMPLES
     with pytest.raises(EngineError, match="more than"):
         read(b"x 1\n" * (MAX_SAMPLES + 1), ["x"])
+
+
+def test_a_page_that_would_take_long_to_read_is_refused() -> None:
+    """One engine's page must not hold up the others: neither by its lines, nor by labels without end."""
+    line = b'x{a="%s"} 1\n'
+    assert read(b"y\n" * (MAX_LINES - 1) + b"x 1\n", ["x"]) == {"x": [Sample(1.0, {})]}
+    with pytest.raises(EngineError, match="more than"):
+        read(b"y\n" * MAX_LINES + b"x 1\n", ["x"])
+    for lists in ({"names": ["x"]}, {"names": [], "greatest": ["x"]}):
+        assert read(line % (b"b" * (MAX_LINE_BYTES - 10)), **lists)
+        with pytest.raises(EngineError, match="line 1 of"):
+            read(line % (b"b" * MAX_LINE_BYTES), **lists)
+    many = line % (b"b" * 990)
+    assert read(many * (MAX_READ_BYTES // len(many)), ["x"])
+    with pytest.raises(EngineError, match="more than"):
+        read(many * (MAX_READ_BYTES // len(many) + 1), ["x"])
+    assert read(many * (MAX_READ_BYTES // len(many) + 1), [], greatest=["x"])
+
+
+@given(st.lists(st.sampled_from(["\\\\", "\\n", '\\"', "\\q", "n", "q"])))
+def test_escapes_are_undone_from_left_to_right(parts: list[str]) -> None:
+    """An escaped backslash escapes nothing behind it."""
+    plain = {"\\\\": "\\", "\\n": "\n", '\\"': '"'}
+    value = "".join(plain.get(part, part) for part in parts)
+    assert read(f'x{{a="{"".join(parts)}"}} 1'.encode(), ["x"]) == {"x": [Sample(1.0, {"a": value})]}
 
 
 @given(st.binary(max_size=300))

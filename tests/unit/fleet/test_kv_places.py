@@ -1,5 +1,8 @@
 """Where KV events are to be had: what engines tell goes before what is configured."""
 
+import msgspec
+import pytest
+
 from extproc.config import EventSettings
 from extproc.fleet.kv_places import sources_of
 from extproc.state.endpoint import EndpointState, Source
@@ -36,3 +39,26 @@ def test_without_a_replay_socket_none_is_made_up() -> None:
     state = EndpointState(ADDRESS, kind="sglang", ranks=2)
     found = sources_of("e", state, EventSettings(endpoint="tcp://*:5557"))
     assert [(each.endpoint, each.replay) for each in found] == [("tcp://*:5557", ""), ("tcp://*:5558", "")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "named"),
+    [
+        ("vllm", "0.11.2", True),
+        ("sglang", "0.5.19", False),
+        ("sglang", "0.5.20.post1", True),
+        ("sglang", "", True),
+        ("tensorrt_llm", "1.3.0", False),
+    ],
+)
+def test_events_that_name_no_adapter_make_no_profile_where_adapters_are_served(
+    kind: str, version: str, named: bool
+) -> None:
+    """Else the base model's prompts would be promised the blocks of an adapter; it holds of loaded ones too."""
+    sources = (Source(0, "zmq", "tcp://10.0.0.1:4000"),)
+    state = EndpointState(ADDRESS, kind=kind, version=version, sources=sources)
+    expected = sources if named else ()
+    assert sources_of(ADDRESS, state, EventSettings(), adapters=True) == expected
+    assert sources_of(ADDRESS, state, EventSettings()) == sources
+    loaded = msgspec.structs.replace(state, adapters=("sql",))
+    assert sources_of(ADDRESS, loaded, EventSettings()) == expected

@@ -166,6 +166,32 @@ def test_events_are_counted_by_their_kind_and_dated() -> None:
     assert kept.profile.lag_s == 0.0
 
 
+def test_an_engine_that_does_not_tell_removals_is_not_believed() -> None:
+    """It tells of many times what its cache can hold, so most of that is gone; what it tells later is tried again."""
+    kept = Kept()
+    kept.profile.begin(PRECISE, from_start=True)
+    kept.take(*(prompt(number) for number in range(24)))
+    assert kept.settle(PRECISE)
+    assert kept.exacts() == [1]
+    kept.take(prompt(24))
+    assert kept.settle(PRECISE)
+    assert kept.exacts() == [0]
+    assert (kept.counts.overfull, kept.profile.chain.count) == (1, 0)
+    kept.take(prompt(25))
+    assert kept.settle(PRECISE, 599.0)
+    assert kept.exacts() == []
+    assert kept.settle(PRECISE, 601.0)
+    assert kept.exacts() == [1]
+
+
+def test_events_that_change_nothing_let_others_have_their_turn() -> None:
+    """A batch may have very many of them, and each is looked up."""
+    kept = Kept()
+    kept.profile.begin(PRECISE, from_start=True)
+    unknown = tuple(Removed((number,)) for number in range(100))
+    assert sum(1 for _ in kept.profile.apply(EventBatch(200.0, 0, unknown), wall=201.0)) >= 100
+
+
 def test_copies_that_cannot_be_are_not_counted_any_more() -> None:
     """The engine tells of reused blocks too: the profile begins anew, and the first removal counts from then on."""
     engine = Engine("precise", 100.0, 1, rank_blocks=3, copies=True)

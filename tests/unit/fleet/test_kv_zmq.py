@@ -1,10 +1,15 @@
 """Where an engine's events are to be had: who binds, and what cannot be reached."""
 
+import asyncio
+
 import pytest
+import zmq
 
 from extproc.errors import EngineError
+from extproc.fleet import kv_zmq
 from extproc.fleet.kv_zmq import Place, Sockets, place, replay_place
 from tests.ports import free_port
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -100,5 +105,69 @@ def test_an_address_of_nobody_is_said_to_be_unreachable() -> None:
             stream.ask("tcp://no host:1", 0)
         assert stream.answers(10) == []
         stream.close()
+    finally:
+        sockets.close()
+
+
+def test_a_fleet_of_many_ranks_finds_a_socket_for_each() -> None:
+    """A rank takes up to four sockets; libzmq has 1023 by default."""
+    sockets = Sockets()
+    try:
+        streams = [sockets.subscribe(Place(f"tcp://127.0.0.1:{port}", False), "") for port in range(20_000, 20_400)]
+        for stream in streams:
+            stream.ask("tcp://127.0.0.1:1", 0)
+    finally:
+        sockets.close()
+
+
+async def test_long_messages_are_fetched_a_few_at_a_time() -> None:
+    """What one engine sends must not take the memory and the turn of all others; nothing of it is lost."""
+    sockets, at = Sockets(), Place(f"tcp://127.0.0.1:{free_port()}", True)
+    with zmq.Context() as context, context.socket(zmq.PUB) as engine:
+        engine.linger = 0
+        stream = sockets.subscribe(at, "")
+        engine.connect(at.address)
+
+        def subscribed() -> bool:
+            engine.send_multipart([b"", bytes(8), b""])
+            return len(stream.frames(256)) > 0
+
+        try:
+            await until(subscribed)
+            for _ in range(12):
+                engine.send_multipart([b"", bytes(8), bytes(1 << 20)])
+            await asyncio.sleep(0.3)  # all of them have arrived by then
+            turns: list[int] = []
+
+            def all_came() -> bool:
+                turns.append(sum(len(frame.payload) > 0 for frame in stream.frames(256)))
+                return sum(turns) == 12
+
+            await until(all_came)
+            assert max(turns) <= 4
+        finally:
+            sockets.close()
+
+
+def test_a_process_without_sockets_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the error of one source, not the end of the reader."""
+    monkeypatch.setattr(kv_zmq, "_MOST_SOCKETS", 20)
+    sockets, at = Sockets(), Place("tcp://127.0.0.1:1", False)
+    streams = []
+
+    def fill() -> None:
+        for _ in range(20):
+            streams.append(sockets.subscribe(at, ""))  # noqa: PERF401 -- those before the error are to be kept
+
+    def ask() -> None:
+        for stream in streams:
+            stream.ask(at.address, 0)
+
+    try:
+        with pytest.raises(EngineError, match="cannot be subscribed to: Too many open files"):
+            fill()
+        with pytest.raises(EngineError, match="cannot be asked for: Too many open files"):
+            ask()
+        assert len(streams) > 2
     finally:
         sockets.close()

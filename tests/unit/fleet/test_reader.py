@@ -11,7 +11,7 @@ from extproc.engines.adapter import Reading
 from extproc.engines.detect import all_adapters
 from extproc.errors import EngineError
 from extproc.fleet.health import Failure
-from extproc.fleet.reader import ABOUT_EVERY_S, LOOK_EVERY_S, Reader, Told
+from extproc.fleet.reader import ABOUT_EVERY_S, BETTER_EVERY_S, LOOK_EVERY_S, Reader, Told
 
 _FILES = Path(__file__).parents[1] / "engines" / "pages"
 LOADS = "/v1/loads?include=core"
@@ -188,6 +188,28 @@ def test_a_page_that_went_away_is_replaced_after_three_failures() -> None:
     assert outcomes[:3] == [Failure.UNREADABLE] * 3
     assert isinstance(outcomes[3], Reading)
     assert outcomes[3].page == "/metrics"
+
+
+def test_a_better_page_that_comes_later_comes_into_use() -> None:
+    """TensorRT-LLM's gauges have no sample before its first request; until then it is the page that reading empties."""
+    endpoint, reading = Endpoint(TENSORRT_OLD), reader()
+    load(reading, endpoint)
+    endpoint.pages.update(TENSORRT_NEW)
+    endpoint.taken()
+    told = loads(reading, endpoint, [1.0, BETTER_EVERY_S, BETTER_EVERY_S + 1.0])
+    pages = [each.outcome.page for each in told if isinstance(each.outcome, Reading)]
+    assert pages == ["/metrics", PROMETHEUS, PROMETHEUS]
+    assert endpoint.taken() == ["/metrics", PROMETHEUS, PROMETHEUS]
+
+
+def test_a_better_page_that_does_not_come_costs_nothing_but_its_question() -> None:
+    """The page in use is read in the same scrape, and the better one is left alone until it is time again."""
+    endpoint, reading = Endpoint(SGLANG_OLD), reader()
+    load(reading, endpoint)
+    endpoint.taken()
+    told = loads(reading, endpoint, [BETTER_EVERY_S, BETTER_EVERY_S + 1.0])
+    assert all(isinstance(each.outcome, Reading) for each in told)
+    assert endpoint.taken() == [LOADS, "/metrics", "/get_load", "/get_load"]
 
 
 def test_looking_is_rare_while_it_finds_nothing() -> None:

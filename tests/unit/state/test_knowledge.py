@@ -25,6 +25,21 @@ class TestEngineSeen:
         known.engine_seen("a", 0, started_at=200.0)
         assert known.matched_tokens([1, 2]) == {}
 
+    def test_an_engine_that_never_told_its_start_restarts_too(self) -> None:
+        """Its counters go back, by which the keeper dates a start: that is its second life, not its first."""
+        known = knowledge()
+        known.engine_seen("a", 0, started_at=0.0)
+        known.apply(Held("a", feed.pack([1, 2])))
+        known.engine_seen("a", 0, started_at=200.0)
+        assert known.matched_tokens([1, 2]) == {}
+
+    def test_the_first_start_that_is_told_of_an_engine_nobody_had_read_keeps_its_profile(self) -> None:
+        """What was decided before the keeper's first scrape is in the cache of that life."""
+        known = knowledge()
+        known.apply(Held("a", feed.pack([1, 2])))
+        known.engine_seen("a", 0, started_at=200.0)
+        assert known.matched_tokens([1, 2]) == {"a": 128.0}
+
     def test_capacity_follows_the_engine(self) -> None:
         """128 tokens of KV cache hold two blocks of 64."""
         known = knowledge()

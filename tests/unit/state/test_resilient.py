@@ -117,6 +117,14 @@ async def test_local_decisions_know_the_pins_and_the_load(store: ResilientStore,
     assert await store.pinned("p", "t") == "b"
 
 
+async def test_a_pin_that_another_replica_may_have_made_is_not_denied(store: ResilientStore, shared: Unsteady) -> None:
+    """Without the shared store a session has no pin that is known of, which is not to say that it has none."""
+    assert await store.pinned("p", "s") == ""
+    shared.fault = StoreError("gone")
+    with pytest.raises(StoreError):
+        await store.pinned("p", "s")
+
+
 async def test_an_absent_pin_is_passed_on(store: ResilientStore, local: MemoryStore) -> None:
     """A pin outside the candidates is the caller's business; nothing is charged anywhere."""
     await store.reserve(ask("c1", A, session="s"))

@@ -96,6 +96,16 @@ def test_where_cutting_is_not_sound_nothing_is_cut(added: list[Added]) -> None:
     assert Cutter(added, 1).pieces(text) == [text]
 
 
+@pytest.mark.parametrize("room", range(14))
+def test_a_long_text_is_cut_where_a_short_one_is(room: int) -> None:
+    """Texts are searched in parts; a token that lies over the end of one is found, whole and once."""
+    cutter = Cutter([Added("<|end|>", special=True), Added("<|end|>x", special=True)], 1)
+    text = "y" * ((1 << 16) - room) + "<|end|>x<|end|><|end|>" + "<" * (1 << 17) + "<|end|>"
+    at = text.index("<")
+    expected = [text[:at], text[at : at + 8], "<|end|>", "<|end|>" + "<" * (1 << 17), "<|end|>"]
+    assert cutter.pieces(text) == expected
+
+
 def test_short_pieces_stay_together() -> None:
     """A cut comes only where enough stands in front of it."""
     pieces = Cutter([Added("<x>", special=True)], 10).pieces("<x>ab<x>abcdefgh<x>ab")

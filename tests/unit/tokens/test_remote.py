@@ -1,11 +1,20 @@
 """Token ids from servers: what is sent, what is made of the answers, and which server is asked."""
 
+import gzip
+import json
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from extproc.clock import ManualClock
+from extproc.tokens.http import Client, new_session
 from extproc.tokens.tokenizing import Engines
+from extproc.tokens.values import NoTokensError
+from tests.ports import free_port
 from tests.unit.tokens.parts import (
     DISABLED,
     Server,
@@ -203,6 +212,56 @@ async def test_what_is_no_answer_is_none(answer: tuple[int, Any], why: str) -> N
     ):
         assert await ask(room, messages=USER) is None
     assert counted.outcomes == {why: 1}
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    """A client with a thread of its own."""
+    with ThreadPoolExecutor(1) as threads:
+        async with new_session("test") as session:
+            yield Client(session, threads)
+
+
+_JSON = json.dumps({"tokens": [1, 2, 3]}).encode()
+_LONG = b"[" + b"7," * (1 << 20) + b"7]"
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "asked", "found"),
+    [
+        (gzip.compress(_JSON), "gzip", 1, _JSON),
+        (zlib.compress(_JSON), "deflate", 1, _JSON),
+        (_LONG, "identity", 1 << 17, _LONG),
+        (_LONG, "identity", 1, None),
+        (gzip.compress(_LONG), "gzip", 1 << 17, _LONG),
+        (gzip.compress(_LONG), "gzip", 1, None),
+        (gzip.compress(_JSON)[:-9], "gzip", 1, None),
+        (_JSON, "gzip", 1, None),
+        (_JSON, "br", 1, None),
+    ],
+    ids=["gzip", "deflate", "long", "too long", "inflates", "inflates too far", "cut", "not gzip", "unknown"],
+)
+async def test_an_answer_is_no_longer_than_its_prompt_allows(
+    client: Client, body: bytes, encoding: str, asked: int, found: bytes | None
+) -> None:
+    """Ids without end, plain or compressed, would keep the process from its other requests."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"Content-Encoding": encoding})
+
+    app, port = web.Application(), free_port()
+    app.router.add_post("/tokenize", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        if found is None:
+            with pytest.raises(NoTokensError):
+                await client.post(f"http://127.0.0.1:{port}/tokenize", b"x" * asked)
+        else:
+            assert (await client.post(f"http://127.0.0.1:{port}/tokenize", b"x" * asked)).body == found
+    finally:
+        await runner.cleanup()
 
 
 async def test_media_have_no_ids_alone() -> None:

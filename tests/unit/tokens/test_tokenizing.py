@@ -11,6 +11,7 @@ import pytest
 from extproc.clock import ManualClock
 from extproc.telemetry.metrics import Metrics
 from extproc.tokens.encoder import Encoder
+from extproc.tokens.local import MAX_CHARS
 from extproc.tokens.patience import STRIKES
 from extproc.tokens.tokenizing import MAX_RUNNING, Engines
 from tests.unit.tokens import folders
@@ -254,6 +255,13 @@ async def test_pools_of_estimated_profiles_have_no_source() -> None:
         assert await ask(room, pool="another", messages=USER) is None
     assert counted.outcomes == {"no_source": 2}
     assert engine.asked == []
+
+
+async def test_a_text_beyond_any_prompt_is_not_tokenized_here(tmp_path: Path) -> None:
+    """Other requests would wait while its ids are handed over."""
+    async with tokenizing(local(folders.write(tmp_path, folders.byte_level()))) as (room, counted):
+        assert await ask(room, "/v1/completions", prompt="a" * (MAX_CHARS + 1)) is None
+        assert counted.outcomes == {"too_long": 1}
 
 
 async def test_a_folder_that_broke_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
