@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from extproc.config import Address, Name, Section
+from extproc.config_pools import ZmqAddress
 
 _TYPE_WORDS = {
     bool: "true or false",
@@ -29,7 +30,7 @@ _PATTERN_WORDS = {
     typing.get_args(Address)[1].pattern: "`host:port`, for example 127.0.0.1:8001",
     typing.get_args(Name)[1].pattern: "1 to 63 letters, digits, dots, hyphens or underscores; first a letter or digit",
     r"^(rediss?(\+(sentinel|cluster))?|unix)://": "a redis://, rediss:// or unix:// URL, +sentinel or +cluster",
-    r"^(tcp://.+:[0-9]{1,5})?$": "a ZMQ address, for example tcp://*:5557",
+    typing.get_args(ZmqAddress)[1].pattern: "a ZMQ address, for example tcp://*:5557",
     r"^(https?://.+)?$": "an http:// or https:// URL, for example http://10.0.0.9:8100",
 }
 _SHOWN_CHARS = 80

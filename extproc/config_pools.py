@@ -41,6 +41,12 @@ class Model(Section, frozen=True, kw_only=True):
     adapter: ModelAdapter | None = None
 
 
+ZmqAddress = Annotated[
+    str,
+    Meta(pattern=r"^(tcp://[^\s{}]+:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]))?$"),
+]
+
+
 class EventSettings(Section, frozen=True, kw_only=True):
     """Where engines publish their KV events, for those that do not tell: vLLM before 0.31.
 
@@ -52,8 +58,8 @@ class EventSettings(Section, frozen=True, kw_only=True):
             connect to one address.
     """
 
-    endpoint: Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]{1,5})?$")] = ""
-    replay: Annotated[str, Meta(pattern=r"^(tcp://.+:[0-9]{1,5})?$")] = ""
+    endpoint: ZmqAddress = ""
+    replay: ZmqAddress = ""
     topic: Annotated[str, Meta(max_length=256)] = ""
 
 
