@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
@@ -80,6 +81,7 @@ class KvEndpoint:
         self._retry_at = 0.0
         self._shut: list[Telling] = []
         self._calls: dict[Source, asyncio.Task[bytes]] = {}
+        self._going: Iterator[None] | None = None
         self._see(state, mode)
 
     def see(self, state: EndpointState, mode: ProfileMode) -> None:
@@ -168,11 +170,34 @@ class KvEndpoint:
                 called = drain(session, self.state.destination, source.endpoint)
                 self._calls[source] = asyncio.create_task(called, name=f"drain {self.state.destination}")
 
-    def steps(self) -> Iterator[None]:
-        """Take in what came, in steps of about 1 ms."""
-        for reading in list(self._readings.values()):
+    @property
+    def is_behind(self) -> bool:
+        """The last turn ended before all was taken in."""
+        return self._going is not None
+
+    def turn(self, most_s: float) -> Iterator[None]:
+        """Take in what came, in steps of about 1 ms, for about `most_s` seconds; the next turn goes on from there.
+
+        An engine that tells very much would hold up what the others tell otherwise.
+        """
+        if self._going is None:
+            self._going = self._steps()
+        until = time.perf_counter() + most_s
+        for _ in self._going:
+            yield
+            if time.perf_counter() >= until:
+                return
+        self._going = None
+
+    def _steps(self) -> Iterator[None]:
+        for source, reading in list(self._readings.items()):
             now = self._clock.monotonic()
-            yield from reading.steps(self._engine, now, self._clock.wall())
+            for _ in reading.steps(self._engine, now, self._clock.wall()):
+                yield
+                if self._readings.get(source) is not reading:  # closed since the last turn
+                    break
+            if self._readings.get(source) is not reading:
+                continue
             for profile in reading.profiles.values():
                 if not profile.settle(self._engine, now, in_step=reading.in_step):
                     reading.restart(self._engine, now)

@@ -1,7 +1,7 @@
 """One keeper's reading of KV events: whose endpoints, which pools, what is taken out once, what ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 
 import aiohttp
@@ -57,6 +57,18 @@ class Keeper:
             await self.reader.round(self.session)
             await asyncio.sleep(0.01)
             self.clock.advance(step_s)
+
+    async def rounds_until(self, done: Callable[[], bool]) -> None:
+        """Rounds until something is so; fails after very many."""
+        for _ in range(3000):
+            if done():
+                return
+            await self.rounds(1, 0.05)
+        pytest.fail("it never came to be")
+
+    def is_behind(self, endpoint: str) -> bool:
+        """Whether the endpoint has told more than was taken in."""
+        return self.reader.is_behind("main", endpoint)
 
     async def close(self) -> None:
         """Leave."""
@@ -114,6 +126,28 @@ async def test_events_that_are_taken_out_reach_the_workers(scene: Scene) -> None
     before = scene.engine.calls
     await keeper.rounds(10, 0.1)
     assert scene.engine.calls - before <= 3
+
+
+async def test_an_engine_that_tells_very_much_does_not_hold_up_the_others(scene: Scene) -> None:
+    """Each endpoint has its turn: what one tells reaches the workers while another's events are taken in yet."""
+    keeper, flood = scene.keeper(), Drainable()
+    await flood.start()
+    try:
+        keeper.states = {flood.address: msgspec.structs.replace(keeper.states[scene.engine.address]), **keeper.states}
+        keeper.states[flood.address] = msgspec.structs.replace(keeper.states[flood.address], destination=flood.address)
+        for number in range(60_000):
+            flood.tell({"type": "removed", "block_hashes": [number]})
+        await keeper.rounds_until(lambda: keeper.is_behind(flood.address))
+        scene.engine.store(1)
+        for _ in range(20):
+            await keeper.rounds(1)
+            if await scene.known():
+                break
+        assert await scene.known() == ours(1, 2)
+        assert keeper.is_behind(flood.address)
+        await keeper.rounds_until(lambda: not keeper.is_behind(flood.address))
+    finally:
+        await flood.stop()
 
 
 async def test_a_pool_of_estimated_profiles_is_not_read(scene: Scene) -> None:
