@@ -7,14 +7,18 @@ differ by version and option. Formulas: TensorRT-LLM `cpp/tensorrt_llm/batch_man
 """
 
 import hashlib
+import pickle
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 _M32 = (1 << 32) - 1
 _M64 = (1 << 64) - 1
+
+VllmAlgorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 
 VLLM_SEED = "vllm-none-hash"
 """What vLLM since 0.29 seeds `sha256` and `sha256_cbor` with when PYTHONHASHSEED is not set; before, a random one."""
@@ -129,20 +133,26 @@ def _mix64(value: int, seed: int) -> int:
     return seed ^ ((value + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & _M64)
 
 
-def none_hash(seed: str = VLLM_SEED) -> bytes:
-    """What vLLM chains the first block to under `sha256_cbor`; the seed is PYTHONHASHSEED when that is set."""
-    return hashlib.sha256(cbor(seed)).digest()
+def none_hash(seed: str = VLLM_SEED, algorithm: VllmAlgorithm = "sha256_cbor") -> bytes:
+    """What vLLM chains a prompt's first block to: the seed, hashed like a block."""
+    return _VLLM[algorithm](seed)
 
 
-def vllm_block(tokens: Sequence[int], parent: bytes, extra_keys: Sequence[Any] = ()) -> bytes:
-    """Hash one full block as vLLM's `sha256_cbor`.
+def vllm_block(
+    tokens: Sequence[int],
+    parent: bytes,
+    extra_keys: Sequence[Any] = (),
+    algorithm: VllmAlgorithm = "sha256_cbor",
+) -> bytes:
+    """Hash one full block as vLLM does.
 
     Args:
         tokens: its token ids.
         parent: digest of the block before it; `none_hash` for the first.
         extra_keys: as `vllm_extra_keys` gives them.
+        algorithm: `--prefix-caching-hash-algo` of the engine.
     """
-    return hashlib.sha256(cbor((parent, tokens, extra_keys or None))).digest()
+    return _VLLM[algorithm]((parent, tuple(tokens), tuple(extra_keys) or None))
 
 
 def vllm_extra_keys(
@@ -208,6 +218,15 @@ def _head(major: int, argument: int) -> bytes:
         if argument < 1 << 8 * size:
             return bytes([major << 5 | code]) + argument.to_bytes(size, "big")
     raise OverflowError("an integer is too large for CBOR")
+
+
+_VLLM: Final[Mapping[VllmAlgorithm, Callable[[Any], bytes]]] = {
+    "sha256": lambda value: hashlib.sha256(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)).digest(),
+    "sha256_cbor": lambda value: hashlib.sha256(cbor(value)).digest(),
+    "xxhash": lambda value: xxh3_128_digest(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)),
+    "xxhash_cbor": lambda value: xxh3_128_digest(cbor(value)),
+}
+"""`vllm/utils/hashing.py`. Those that pickle depend on Python's pickle protocol, which is 5 since 3.8."""
 
 
 def sglang_pages(tokens: Sequence[int], page_size: int, prior: bytes = b"") -> list[bytes]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.engines.kv_hashes import (
     MmKey,
+    VllmAlgorithm,
     cbor,
     none_hash,
     routed_blocks,
@@ -139,25 +140,34 @@ def test_tensorrt_v2_agrees_with_nvidias_package(digest: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "none", "wires"),
+    ("algorithm", "seed", "none", "wires"),
     [
         (
+            "sha256_cbor",
             "vllm-none-hash",
             "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0",
             (8866452693264111234, 807986237951177663),
         ),
         (
+            "sha256_cbor",
             "0",
             "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e",
             (3236607068019569386, 2758186210834249151),
         ),
+        (
+            "sha256",
+            "vllm-none-hash",
+            "066b1e8987e027138e98701c46128929378935f9b6cd1549105ae6b4f0d71198",
+            (1403909460543360175, 1643945449041937783),
+        ),
+        ("xxhash_cbor", "0", "1ebe36576dcb573f26b99533a20aaeca", (882618318818381833, 12890060145260523405)),
     ],
 )
-def test_vllm_sha256_cbor_vectors(seed: str, none: str, wires: tuple[int, int]) -> None:
-    """Two blocks of 16 tokens from either seed, and the integers that events name them by."""
-    assert none_hash(seed).hex() == none
-    first = vllm_block(_FIRST, none_hash(seed))
-    assert (vllm_wire(first), vllm_wire(vllm_block(_SECOND, first))) == wires
+def test_vllm_vectors(algorithm: VllmAlgorithm, seed: str, none: str, wires: tuple[int, int]) -> None:
+    """Two blocks of 16 tokens by each algorithm and seed, and the integers that events name them by."""
+    assert none_hash(seed, algorithm).hex() == none
+    first = vllm_block(_FIRST, none_hash(seed, algorithm), algorithm=algorithm)
+    assert (vllm_wire(first), vllm_wire(vllm_block(_SECOND, first, algorithm=algorithm))) == wires
 
 
 @pytest.mark.parametrize(
