@@ -15,6 +15,7 @@ Rules:
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
@@ -34,6 +35,8 @@ from extproc.fleet.kv_telling import Telling
 from extproc.fleet.kv_zmq import Sockets
 from extproc.state.endpoint import EndpointState
 from extproc.telemetry.kv_metrics import KvMetrics
+
+_log = logging.getLogger(__name__)
 
 WORK: Final = "events"
 """Name of this work in the store."""
@@ -85,6 +88,7 @@ class KvReader:
         self._modes: dict[str, ProfileMode] = {}
         self._events: dict[str, EventSettings] = {}
         self._adapted: set[str] = set()
+        self._silent: set[tuple[str, str]] = set()
         self._cap = 1
         self._seen: dict[str, dict[str, EndpointState]] = {}
         self._endpoints: dict[tuple[str, str], KvEndpoint] = {}
@@ -149,6 +153,19 @@ class KvReader:
             }
             for pool in self._modes
         }
+        # Its models are told by the same pages as its sources: what says the one and not the other has none.
+        silent = {
+            (pool, name)
+            for pool, seen in self._seen.items()
+            for name, state in states.get(pool, {}).items()
+            if state.models and name not in seen
+        }
+        for pool, name in sorted(silent - self._silent):
+            _log.warning(
+                "an engine has no KV events that can be used: its profile stays estimated",
+                extra={"pool": pool, "endpoint": name, "engine": states[pool][name].kind},
+            )
+        self._silent = silent
 
     async def _share(self) -> None:
         """Renew the leases. What another keeper may have had meanwhile is told anew."""
