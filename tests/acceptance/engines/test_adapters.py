@@ -51,17 +51,17 @@ def sql(pool: str) -> str:
 async def here(journal: Journal, folder: Path) -> AsyncIterator[Stand]:
     """One engine of each kind, and a second model of each pool: the adapter. Profiles are precise.
 
-    TensorRT-LLM's events do not name adapters: the pool that has one is estimated, and another one is without.
+    TensorRT-LLM's events do not name adapters: the pool that has one gets no precise profile, and another one has none.
     """
     told = ("--kv-events", "--blocks", "4001", "--time-factor", "10")
     loaded = ("--adapter", ADAPTER, "--runtime-adapters")
     crews = [
         *(Crew(pool=kind, profile=kind, settings=PRECISE, arguments=(*told, *loaded)) for kind in LISTING),
-        Crew(pool="trtllm", profile="trtllm", arguments=told),
+        Crew(pool="trtllm", profile="trtllm", settings={"profiles": "precise"}, arguments=told),
         Crew(pool=DRAINED, profile="trtllm", arguments=told),
     ]
     adapter = {"name": ADAPTER, "id": 7, "path": PATH}
-    models: dict[str, Mapping[str, Any]] = {sql(kind): {"pool": kind, "adapter": adapter} for kind in (*KINDS, DRAINED)}
+    models: dict[str, Mapping[str, Any]] = {sql(kind): {"pool": kind, "adapter": adapter} for kind in KINDS}
     async with contextlib.AsyncExitStack() as cleanup:
         engines = await cleanup.enter_async_context(crewed(journal, [*crews, renderer(DRAINED)]))
         crews[-1] = msgspec.structs.replace(crews[-1], settings=rendered_by(engines[RENDERER][0]))
@@ -164,15 +164,12 @@ async def test_an_adapter_keeps_prompts_apart(here: Stand, kind: str) -> None:
 
 
 async def test_blocks_of_an_adapter_are_not_taken_for_the_base_models_where_events_do_not_name_it(here: Stand) -> None:
-    """TensorRT-LLM's events tell an adapter by the block's hash alone: the base model finds none of its blocks."""
+    """TensorRT-LLM's events tell an adapter by the block's hash alone: where adapters are served they are not used."""
     prompt = text(RNG, 3000)
-    before = (await here.keeper_page()).total("warmpath_kv_events_total", pool=DRAINED, kind="stored")
-    assert (await here.ask(sql(DRAINED), prompt)).reported == 0
-
-    async def told() -> bool:
-        page = await here.keeper_page()
-        return page.total("warmpath_kv_events_total", pool=DRAINED, kind="stored") > before
-
-    await until_async(told)
-    first = await here.ask(DRAINED, prompt)
-    assert (first.predicted, first.reported) == (0.0, 0)
+    assert (await here.ask(sql("trtllm"), prompt)).reported == 0
+    await here.idle("trtllm")
+    first = await here.ask("trtllm", prompt)
+    assert (first.pick.matched_by, first.predicted, first.reported) == ("estimated", 0.0, 0)
+    page = await here.keeper_page()
+    assert not page.by_endpoint("warmpath_kv_profile_used", pool="trtllm")
+    assert page.by_endpoint("warmpath_kv_profile_used", pool=DRAINED)
