@@ -4,15 +4,11 @@ Nothing here compares the wall clocks of two hosts: a state is as old as the tim
 """
 
 from collections.abc import Collection, Mapping
-from typing import Final, Literal
 
 import msgspec
 
-from extproc.engines.kv_values import EventSource
 from extproc.errors import StoreError
 from extproc.state.endpoint import EndpointState, decode
-
-_WAYS: Final[tuple[Literal["zmq"], Literal["drain"]]] = ("zmq", "drain")
 
 
 class _Receipt(msgspec.Struct):
@@ -58,13 +54,3 @@ class Published:
     def stale(self, members: Collection[str], before: float) -> list[str]:
         """Endpoints that are no members, and whose states have not changed since before the monotonic time `before`."""
         return [name for name, seen in self._receipts.items() if name not in members and seen.since <= before]
-
-
-def event_sources(state: EndpointState) -> tuple[EventSource, ...]:
-    """Where the KV events of an endpoint are to be had; sources of a way that is not known here are left out."""
-    return tuple(
-        EventSource(source.rank, way, source.endpoint, source.replay, source.topic)
-        for source in state.sources
-        for way in _WAYS
-        if source.way == way
-    )

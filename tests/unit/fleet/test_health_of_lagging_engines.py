@@ -8,7 +8,6 @@ import pytest
 from extproc.engines.adapter import About, Reading
 from extproc.engines.kv_values import EventSource
 from extproc.fleet.health import Failure, Health, Outcome, after, described, first, resumed
-from extproc.fleet.published import event_sources
 from extproc.state.endpoint import STALE_AFTER, EndpointState, Source, decode, encode
 
 NEW = first("10.0.0.1:8000", 0.0)
@@ -181,8 +180,9 @@ def test_a_reading_does_not_undo_what_slow_pages_told() -> None:
 
 
 def test_sources_come_back_as_they_were_told() -> None:
-    """Through the store, and without those of a way that only a newer keeper knows."""
+    """Through the store, with those of a way that only a newer keeper knows: it may be the next to read them."""
+    told = tuple(Source(one.rank, one.way, one.endpoint, one.replay, one.topic) for one in ABOUT.sources or ())
     published = decode(encode(described(NEW, ABOUT).state))
-    assert event_sources(published) == ABOUT.sources
-    newer = msgspec.structs.replace(published, sources=(Source(way="grpc", endpoint="x"), *published.sources))
-    assert event_sources(decode(encode(newer))) == ABOUT.sources
+    assert published.sources == told
+    newer = msgspec.structs.replace(published, sources=(Source(way="grpc", endpoint="x"), *told))
+    assert decode(encode(newer)).sources == (Source(way="grpc", endpoint="x"), *told)

@@ -167,6 +167,14 @@ async def test_an_engine_without_events_is_said_once(scene: Scene, caplog: pytes
     assert said_of_events(caplog) == ["10.0.0.9:1"]
 
 
+async def test_a_source_of_a_way_that_only_newer_keepers_know_is_left_out(scene: Scene) -> None:
+    """The endpoint's other sources are read all the same."""
+    keeper = scene.keeper("precise", Source(way="grpc", endpoint="x"), DRAIN)
+    scene.engine.store(1)
+    await keeper.rounds()
+    assert await scene.known() == ours(1, 2)
+
+
 async def test_a_pool_of_estimated_profiles_is_not_read(scene: Scene) -> None:
     """Nobody calls its engines, and nothing is told."""
     keeper = scene.keeper("estimated")
