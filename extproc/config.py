@@ -10,7 +10,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from extproc.config_base import Address, Count, ModelName, Name, NotNegative, Port, Positive, Section
+from extproc.config_base import Address, ModelName, Name, NotNegative, Positive, Section
+from extproc.config_breakers import Breakers
+from extproc.config_gateway import BodyMode, Gateway, Sidecar
+from extproc.config_limits import Retries, Timeouts
+from extproc.config_overload import Overload
 from extproc.config_pools import (
     EngineKind,
     EventSettings,
@@ -21,12 +25,15 @@ from extproc.config_pools import (
     ProfileMode,
     TokenSettings,
 )
+from extproc.config_quotas import RateLimits
+from extproc.config_relay import Relay
 
 __all__ = [
     "KEEPER_CLUSTER",
     "WORKERS_CLUSTER",
     "Address",
     "BodyMode",
+    "Breakers",
     "Config",
     "EngineKind",
     "EventSettings",
@@ -35,10 +42,13 @@ __all__ = [
     "Model",
     "ModelAdapter",
     "Name",
+    "Overload",
     "PolicyName",
     "Pool",
     "ProfileMode",
+    "RateLimits",
     "Redis",
+    "Relay",
     "Retries",
     "Routing",
     "Section",
@@ -53,64 +63,12 @@ __all__ = [
     "split_address",
 ]
 
-BodyMode = Literal["buffered", "duplex"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 WORKERS_CLUSTER = "warmpath_workers"
 """Envoy cluster of the ext_proc and access-log workers; every pool is a cluster of its own name beside it."""
 KEEPER_CLUSTER = "warmpath_keeper"
 """Envoy cluster of the keepers, which serve endpoint discovery."""
-
-
-class Sidecar(Section, frozen=True, kw_only=True):
-    """Where the sidecar's processes listen and where Envoy finds them.
-
-    Attributes:
-        hosts: names or addresses of the hosts that run `warmpath serve`, as Envoy reaches them.
-        workers: ext_proc worker processes on each host.
-        bind: address the TCP listeners bind to.
-        socket_dir: folder for Unix sockets `worker-<i>.sock` and `keeper.sock`; when set, Envoy and the sidecar
-            share a host, `hosts` is not used and no TCP port but the admin's is opened.
-        worker_port: worker i listens on `worker_port + i`.
-        keeper_port: EDS for Envoy.
-        admin: `host:port` of the keeper's HTTP page (`/metrics`, `/healthz`, `/readyz`).
-        drain_s: how long open streams may finish after SIGTERM.
-    """
-
-    hosts: Annotated[list[str], Meta(min_length=1)] = msgspec.field(default_factory=lambda: ["127.0.0.1"])
-    workers: Annotated[int, Meta(ge=1, le=128)] = 2
-    bind: str = "127.0.0.1"
-    socket_dir: str = ""
-    worker_port: Port = 9002
-    keeper_port: Port = 9102
-    admin: Address = "127.0.0.1:9103"
-    drain_s: NotNegative = 30.0
-
-
-class Gateway(Section, frozen=True, kw_only=True):
-    """What Envoy listens on and how it meets the sidecar.
-
-    Attributes:
-        listen: address of the public listener.
-        admin: address of Envoy's own admin page; keep it on loopback.
-        max_body_bytes: largest request body; a larger one is answered 413.
-        body_mode: `buffered` holds the body until the pick; `duplex` is what the Endpoint Picker Protocol asks. It
-            fails open only while no sidecar can be reached: a request that a sidecar holds cannot go on without it.
-        fail_open: when no sidecar answers, Envoy picks an endpoint by hash of the session header.
-        message_timeout_ms: how long Envoy waits for each answer of the sidecar.
-        concurrency: worker threads of the Envoy that `warmpath up` starts; 0 is one a core. An Envoy of your own takes
-            it as `--concurrency`.
-        sidecar: the other side of the ext_proc stream.
-    """
-
-    listen: Address = "127.0.0.1:8080"
-    admin: Address = "127.0.0.1:9901"
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 32 * 1024 * 1024
-    body_mode: BodyMode = "buffered"
-    fail_open: bool = True
-    message_timeout_ms: Annotated[int, Meta(ge=10, le=60_000)] = 1000
-    concurrency: Annotated[int, Meta(ge=0, le=256)] = 0
-    sidecar: Sidecar = Sidecar()
 
 
 class Redis(Section, frozen=True, kw_only=True):
@@ -228,37 +186,6 @@ class Routing(Section, frozen=True, kw_only=True):
     volatile: Volatile = Volatile()
 
 
-class Timeouts(Section, frozen=True, kw_only=True):
-    """Limits in seconds that Envoy enforces; 0 switches `request_s` and `stream_idle_s` off.
-
-    Attributes:
-        connect_s: TCP connect to an endpoint.
-        request_s: whole request, first byte in to last byte out.
-        stream_idle_s: silence on a stream in either direction.
-        endpoint_idle_s: how long an idle connection to an endpoint is kept; below the engine's keep-alive
-            (vLLM: 5 s), or requests meet connections that the engine is closing.
-    """
-
-    connect_s: Positive = 1.0
-    request_s: NotNegative = 900.0
-    stream_idle_s: NotNegative = 300.0
-    endpoint_idle_s: Positive = 4.0
-
-
-class Retries(Section, frozen=True, kw_only=True):
-    """Retries by Envoy, before the first byte of an answer, on the next endpoint of the decision's list.
-
-    Attributes:
-        max: tries after the first.
-        base_ms: first back-off, with jitter.
-        max_ms: longest back-off.
-    """
-
-    max: Annotated[int, Meta(ge=0, le=5)] = 2
-    base_ms: Count = 10
-    max_ms: Count = 200
-
-
 class Telemetry(Section, frozen=True, kw_only=True):
     """What is watched and written.
 
@@ -285,6 +212,10 @@ class Config(Section, frozen=True, kw_only=True):
     routing: Routing = Routing()
     timeouts: Timeouts = Timeouts()
     retries: Retries = Retries()
+    breakers: Breakers = Breakers()
+    overload: Overload = Overload()
+    rate_limits: RateLimits = RateLimits()
+    relay: Relay = Relay()
     telemetry: Telemetry = Telemetry()
 
     def policy_of(self, pool: str) -> PolicyName:

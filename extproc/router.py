@@ -162,14 +162,16 @@ class Router:
     async def with_tokens(self, asked: Asked, pool: Pool, call: Call) -> Asked:
         """The request with its token ids, if they can be had, and an endpoint of the pool has a profile to match."""
         around = self._around
-        settings, exact = around.config.pools.get(pool.name), around.knowledge[pool.name].caches.exact.index
+        settings, exact = around.config.pools.get(pool.name), around.knowledge[pool.name].caches.exact
         whole = asked.read and not asked.request.flaw and not asked.request.previous_response
-        wanted = settings is not None and settings.profiles != "estimated" and bool(exact.block_sizes)
+        sizes = exact.index.block_sizes if settings is not None and settings.profiles != "estimated" else ()
+        # Profiles that are behind are not matched with: nobody waits for ids for their sake.
+        wanted = len(sizes) > 0 and any(exact.counts(each.id) for each in pool.endpoints)
         if around.tokens is None or not (whole and wanted):
             return asked
         began = self._clock.monotonic()
         tokens = await around.tokens.of(pool.name, call.path, call.body, asked.request)
-        return deciding.with_tokens(asked, tokens, exact.block_sizes, self._clock.monotonic() - began)
+        return deciding.with_tokens(asked, tokens, exact.index.block_sizes, self._clock.monotonic() - began)
 
     async def choose(
         self, asked: Asked, pool: Pool, subset: AbstractSet[str] | None, began: float, request_id: str = ""

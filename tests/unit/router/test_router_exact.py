@@ -138,6 +138,27 @@ async def test_nobody_waits_for_tokens_that_are_of_no_use() -> None:
         assert len(precise.ids.asked) == asks
 
 
+async def test_nobody_waits_for_tokens_while_all_exact_profiles_are_behind() -> None:
+    """What is behind is not matched with: ids are asked for while one profile counts, and again when one is kept up."""
+    precise = Precise()
+    for name in "ab":
+        precise.holds(name, "hello")
+    asked = []
+    for behind in ({"a"}, {"a", "b"}, {"a", "b", "c"}, {"b"}):
+        precise.known.caches.exact.kept(behind=behind)
+        await precise.chat("hello")
+        asked.append(len(precise.ids.asked))
+    assert asked == [1, 1, 1, 2]
+
+
+async def test_nobody_waits_for_tokens_for_the_sake_of_an_endpoint_that_left() -> None:
+    """Its exact profile may outlive it for a moment."""
+    precise = Precise(Endpoint("a", "10.0.0.0:80", 10_000.0))
+    precise.holds("gone", "hello")
+    await precise.chat("hello")
+    assert precise.ids.asked == []
+
+
 async def test_without_token_ids_the_estimate_counts() -> None:
     """Not in time, or not to be had: nothing fails, and nothing precise is claimed."""
     precise = Precise()

@@ -1,0 +1,1 @@
+"""Carries streams that outlive the engine that serves them."""
