@@ -42,7 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     _with_config(commands, "serve", "run the sidecar, workers and keeper, in the foreground; needs redis.url", _serve)
     _with_config(commands, "check", "check warmpath.yaml and the Envoy configuration made from it", _check)
     envoy = _with_config(commands, "envoy", "print the Envoy configuration", _envoy)
-    envoy.add_argument("--output", type=Path, metavar="FILE", help="write it to this file instead of stdout")
+    text = "write it to this file instead of stdout; with TLS, further files are written beside it"
+    envoy.add_argument("--output", type=Path, metavar="FILE", help=text)
     up = _with_config(commands, "up", "run sidecar, Envoy and an embedded Valkey here, in the foreground", _up)
     up.add_argument(
         "--sim", type=int, default=0, metavar="N", help="start N simulated engines as the first pool's only endpoints"
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_sim(commands)
     _add_explain(commands)
+    _add_key(commands)
     _add_replay(commands)
     _add_bench(commands)
     worker = _with_config(commands, "worker", argparse.SUPPRESS, _worker)
@@ -138,6 +140,14 @@ def _add_explain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "make an API key for a client, and its line for the file gateway.auth.keys"
+    parser = commands.add_parser("key", help=text, description=_sentence(text))
+    parser.add_argument("client", metavar="NAME", help="the client, which becomes the tenant of its requests")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="add the line to this file instead of showing it")
+    parser.set_defaults(run=_key)
+
+
 def _not_installed(_arguments: argparse.Namespace) -> int:
     sys.stderr.write("warmpath: the simulator is not installed: pip install 'warmpath[demo]'\n")
     return 1
@@ -189,16 +199,23 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _envoy(arguments: argparse.Namespace) -> int:
-    from extproc.envoy.render import render, to_yaml
+    from extproc.envoy.render import render, to_yaml, write
 
-    text = to_yaml(render(reload.read(arguments.config, arguments.set)))
+    config = reload.read(arguments.config, arguments.set)
     if not arguments.output:
-        sys.stdout.write(text)
+        sys.stdout.write(to_yaml(render(config)))
         return 0
     try:
-        arguments.output.write_text(text, encoding="utf-8")
+        write(config, arguments.output)
     except OSError as error:
         raise ConfigError(f"--output {arguments.output}: cannot be written: {error.strerror}") from error
+    return 0
+
+
+def _key(arguments: argparse.Namespace) -> int:
+    from extproc import key_command
+
+    sys.stdout.write(key_command.make(arguments.client, arguments.file))
     return 0
 
 

@@ -30,6 +30,7 @@ from extproc.config_relay import Relay
 
 __all__ = [
     "KEEPER_CLUSTER",
+    "RELAY_CLUSTER",
     "WORKERS_CLUSTER",
     "Address",
     "BodyMode",
@@ -69,6 +70,8 @@ WORKERS_CLUSTER = "warmpath_workers"
 """Envoy cluster of the ext_proc and access-log workers; every pool is a cluster of its own name beside it."""
 KEEPER_CLUSTER = "warmpath_keeper"
 """Envoy cluster of the keepers, which serve endpoint discovery."""
+RELAY_CLUSTER = "warmpath_relay"
+"""Envoy cluster of the relay, when there is one."""
 
 
 class Redis(Section, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from extproc.config import Address, Name, Section
+from extproc.config_gateway import ClaimName, RoutePath
 from extproc.config_pools import ZmqAddress
 
 _TYPE_WORDS = {
@@ -31,6 +32,8 @@ _PATTERN_WORDS = {
     typing.get_args(Name)[1].pattern: "1 to 63 letters, digits, dots, hyphens or underscores; first a letter or digit",
     r"^(rediss?(\+(sentinel|cluster))?|unix)://": "a redis://, rediss:// or unix:// URL, +sentinel or +cluster",
     typing.get_args(ZmqAddress)[1].pattern: "a ZMQ address, for example tcp://*:5557",
+    typing.get_args(RoutePath)[1].pattern: "a path without query, for example /v1/embeddings",
+    typing.get_args(ClaimName)[1].pattern: "the name of a claim, for example sub or org.team",
     r"^(https?://.+)?$": "an http:// or https:// URL, for example http://10.0.0.9:8100",
 }
 _SHOWN_CHARS = 80

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from extproc.config_base import Address, Count, ModelName, Name, Positive, Section
+from extproc.config_overload import PoolOverload
 
 PolicyName = Literal["predicted_ttft", "weighted", "least_tokens", "session_hash", "round_robin"]
 EngineKind = Literal["auto", "vllm", "sglang", "tensorrt_llm"]
@@ -96,6 +97,7 @@ class Pool(Section, frozen=True, kw_only=True):
         disk_weight: the same of a block on disk or in a remote store.
         ask_usage: ask engines to report usage on streams whose client did not, and let that chunk through to it.
         policy: policy of this pool; `routing.policy` when absent.
+        overload: what this pool does when it is saturated; the section `overload` where absent.
         prefill_tokens_per_s: believed prefill speed until enough answers were seen.
         kv_tokens: KV cache of one endpoint in tokens until the engine tells its own.
         bytes_per_token: prompt bytes a token stands for until `usage` tells.
@@ -110,6 +112,7 @@ class Pool(Section, frozen=True, kw_only=True):
     disk_weight: Annotated[float, Meta(ge=0, le=1)] = 0.5
     ask_usage: bool = False
     policy: PolicyName | None = None
+    overload: PoolOverload = PoolOverload()
     prefill_tokens_per_s: Positive = 8000.0
     kv_tokens: Count = 100_000
     bytes_per_token: Annotated[float, Meta(gt=0.1, le=64)] = 4.0

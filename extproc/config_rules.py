@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 
 from extproc.config import KEEPER_CLUSTER, WORKERS_CLUSTER, Config, is_ip, split_address
+from extproc.config_gateway import JWKS_CLUSTER
 from extproc.config_mistakes import Mistake, first_mistake, nearest
 from extproc.errors import ConfigError
 from extproc.request.volatile import rules_of
+from extproc.rules_overload import fallbacks_lead_on
+from extproc.rules_gateway import gateway_agrees
 from extproc.state import where
 from extproc.tokens import settings
 
@@ -51,6 +54,8 @@ def first_contradiction(config: Config) -> Mistake | None:
         _back_off_grows,
         _volatile_rules_compile,
         _token_sources_are_there,
+        fallbacks_lead_on,
+        gateway_agrees,
     )
     return next((mistake for rule in rules for mistake in rule(config)), None)
 
@@ -85,7 +90,7 @@ def _adapters_are_told_apart(config: Config) -> Iterator[Mistake]:
 
 def _pool_names_are_free(config: Config) -> Iterator[Mistake]:
     for name in config.pools:
-        if name in {WORKERS_CLUSTER, KEEPER_CLUSTER}:
+        if name in {WORKERS_CLUSTER, KEEPER_CLUSTER, JWKS_CLUSTER}:
             yield Mistake(f"$.pools.{name}", f"`{name}` is an Envoy cluster of Warmpath's own: name the pool otherwise")
 
 

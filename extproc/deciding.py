@@ -17,6 +17,7 @@ from extproc.continuing import Pins, follows_of
 from extproc.envoy.contract import Decision
 from extproc.request.model import Request, RouteKind
 from extproc.state.exact_blocks import TokenPrompt, chain_of
+from extproc.state.foreseen import Foreseen
 from extproc.state.knowledge import PoolKnowledge
 from extproc.state.precise import Chains
 from extproc.state.rate import predict_ttft_ms
@@ -173,8 +174,12 @@ def ask_of(asked: Asked, known: PoolKnowledge, moment: Moment) -> Ask:
         estimated = known.matched_tokens(blocks, request.follows)
     matched, held = estimated, dict[str, float]()
     if asked.tokens is not None and stored is None:
-        prompt_tokens = max(1.0, float(len(asked.tokens.ids)))
-        found = known.caches.exact.matches(asked.chains, len(asked.tokens.ids), moment.far)
+        by_bytes, prompt_tokens = prompt_tokens, max(1.0, float(len(asked.tokens.ids)))
+        foreseen = None
+        if blocks:
+            scale = prompt_tokens / by_bytes
+            foreseen = Foreseen(estimated, scale, scale * known.block_bytes / bytes_per_token)
+        found = known.caches.exact_matches(asked.chains, len(asked.tokens.ids), moment.far, foreseen)
         matched = {**estimated, **{name: each.worth for name, each in found.items()}}
         held = {name: float(each.blocks * each.block_tokens) for name, each in found.items()}
     expected = known.expected_output(blocks, request.max_tokens) if request.kind not in _WITHOUT_OUTPUT else 0.0
@@ -297,4 +302,4 @@ def decision_of(
         "pinned": float(reservation.pinned),
         "streamed": float(request.stream),
     }
-    return Decision(pool.name, destinations, facts.charge_id, metadata, asked.body)
+    return Decision(pool.name, destinations, facts.charge_id, metadata, asked.body, request.model)

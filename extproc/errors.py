@@ -47,12 +47,44 @@ class OverloadedError(WarmpathError):
         self.retry_after_s = max(1, retry_after_s)
 
 
+class QueueTimeoutError(WarmpathError):
+    """The request waited for as long as it may, and no endpoint had room; it says nothing of when one will."""
+
+    status = 503
+    reason = "queue_timeout"
+    kind = "service_unavailable"
+
+
+class ClientLeftError(WarmpathError):
+    """The client left while its request waited; nobody sees the answer."""
+
+    status = 499
+    reason = "client_left"
+    kind = "client_closed_request"
+
+
 class UnknownModelError(WarmpathError):
     """The request names a model that no pool serves."""
 
     status = 404
     reason = "unknown_model"
     kind = "not_found_error"
+
+
+class UnknownPathError(WarmpathError):
+    """The path is none that the gateway serves."""
+
+    status = 404
+    reason = "unknown_path"
+    kind = "not_found_error"
+
+
+class UnauthorizedError(WarmpathError):
+    """The request shows no key or token that lets it in."""
+
+    status = 401
+    reason = "unauthorized"
+    kind = "authentication_error"
 
 
 class BodyTooLargeError(WarmpathError):
@@ -93,6 +125,32 @@ class TimeLimitError(WarmpathError):
     status = 504
     reason = "time_limit"
     kind = "timeout_error"
+
+
+class RelayError(WarmpathError):
+    """A relayed answer cannot be completed: its engine was lost, and no other one can take it over."""
+
+    status = 503
+    reason = "engine_lost"
+    kind = "service_unavailable"
+
+
+class HeadersLimitError(TimeLimitError):
+    """No endpoint began to answer within its time."""
+
+    reason = "time_limit_headers"
+
+
+class FirstTokenLimitError(TimeLimitError):
+    """The first token of an answer did not come within its time."""
+
+    reason = "time_limit_first_token"
+
+
+class StallLimitError(TimeLimitError):
+    """An answer stood still for longer than allowed; the client sees its stream break off."""
+
+    reason = "time_limit_stall"
 
 
 class ShuttingDownError(WarmpathError):

@@ -1,4 +1,8 @@
-"""What the keeper asks the workers of its host, an API of their own: metrics page, readiness, and why they decided."""
+"""What processes of the sidecar ask workers, an API of their own.
+
+The keeper asks those of its host for their metrics page, their readiness, and why they decided; workers ask each other
+to end requests.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -53,9 +57,14 @@ class Explains(Protocol):
 _pack = msgspec.msgpack.encode
 _read_question = msgspec.msgpack.Decoder(Question).decode
 _read_told = msgspec.msgpack.Decoder(Told).decode
+_read_ends = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-def handler(page: Callable[[], bytes], explains: Explains) -> grpc.GenericRpcHandler:
+End = Callable[[Mapping[str, str]], Awaitable[str]]
+"""Ends requests, by the charge and the time limit that ran out, and returns the worker's id. Never raises."""
+
+
+def handler(page: Callable[[], bytes], explains: Explains, end: End | None = None) -> grpc.GenericRpcHandler:
     """The service for a worker's gRPC server; `page` gives its metrics page."""
 
     async def metrics(_request: Empty, _context: Any) -> BytesValue:
@@ -71,7 +80,12 @@ def handler(page: Callable[[], bytes], explains: Explains) -> grpc.GenericRpcHan
 
         return await _telling(found())
 
-    methods: dict[str, grpc.RpcMethodHandler[Any, BytesValue]] = {
+    async def ended(request: BytesValue, _context: Any) -> StringValue:
+        told = _read_ends(request.value)
+        return StringValue(value="" if end is None else await end(told))
+
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "End": grpc.unary_unary_rpc_method_handler(ended, BytesValue.FromString, StringValue.SerializeToString),
         "Metrics": grpc.unary_unary_rpc_method_handler(metrics, Empty.FromString, BytesValue.SerializeToString),
         "Explain": grpc.unary_unary_rpc_method_handler(explain, BytesValue.FromString, BytesValue.SerializeToString),
         "Recall": grpc.unary_unary_rpc_method_handler(recall, StringValue.FromString, BytesValue.SerializeToString),
@@ -120,6 +134,16 @@ async def recall(channel: grpc.aio.Channel, name: str) -> Told:
     except grpc.aio.AioRpcError as error:
         raise WorkerError(f"a worker does not tell its decisions: {error.code().name}") from error
     return _read_told(reply.value)
+
+
+async def end(channel: grpc.aio.Channel, told: Mapping[str, str]) -> str:
+    """Ask a worker to end requests, see `End`; returns its id. Raises WorkerError when it does not answer in time."""
+    call = channel.unary_unary(f"/{_SERVICE}/End", BytesValue.SerializeToString, StringValue.FromString)
+    try:
+        reply: StringValue = await call(BytesValue(value=_pack(told)), timeout=_CALL_S)
+    except grpc.aio.AioRpcError as error:
+        raise WorkerError(f"a worker does not end requests: {error.code().name}") from error
+    return reply.value
 
 
 async def is_ready(channel: grpc.aio.Channel) -> bool:

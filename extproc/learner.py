@@ -4,9 +4,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from extproc.answer_sizes import AnswerSizes
-from extproc.envoy.contract import Served
+from extproc.envoy.contract import QUEUED, Attempt, Served
 from extproc.fitting import ASKED_USAGE
 from extproc.gossip import Gossip
+from extproc.judging import Judging
 from extproc.request.model import RouteKind
 from extproc.router import Surroundings
 from extproc.state.feed import Answered
@@ -22,15 +23,19 @@ _OPENED_EARLY = frozenset({RouteKind.RESPONSES.value})
 _COUNTED = frozenset({RouteKind.CHAT.value, RouteKind.COMPLETION.value})
 """APIs whose streams report usage only when asked, so that output tokens may have to be counted otherwise."""
 _WITHOUT_TOKENS = frozenset({RouteKind.OTHER.value})
+_UNBEGUN = frozenset({"headers", "first_token"})
+"""Time limits that end a request whose first token has not come."""
 
 
 class Learner:
     """Implements `envoy.contract.Observer` for one worker."""
 
-    def __init__(self, around: Surroundings, gossip: Gossip, metrics: Metrics) -> None:
+    def __init__(self, around: Surroundings, gossip: Gossip, metrics: Metrics, judging: Judging | None = None) -> None:
+        """`judging` feeds breakers; None where there are none."""
         self._around = around
         self._gossip = gossip
         self._metrics = metrics
+        self._judging = judging
         self._told: OrderedDict[str, str] = OrderedDict()
         self._sizes = AnswerSizes()
 
@@ -40,9 +45,9 @@ class Learner:
         if pool is None:
             self._metrics.access_log("foreign")
             return
-        outcome = outcome_of(served.status, served.flags)
+        outcome = outcome_of(served.status, served.flags, served.stage)
         endpoint = pool.id_at(served.destination)
-        ttft_s = served.ttft_s if tells_ttft(served) else -1.0
+        ttft_s = engine_ttft_s(served) if tells_ttft(served) else -1.0
         ttft_ms, cached_tokens = expected(served, endpoint)
         counted = self._counted(served)
         self._metrics.access_log("decided" if served.charge_id else "undecided")
@@ -64,7 +69,10 @@ class Learner:
         )
         if served.charge_id:
             self._told.pop(served.charge_id, None)
-            self._gossip.learn(pool.name, answered(served, endpoint, ttft_s, counted))
+            told = answered(served, endpoint, ttft_s, counted)
+            self._gossip.learn(pool.name, told)
+            if self._judging is not None and endpoint:
+                self._judging.answered(pool, told.work_tokens, served, endpoint)
 
     def _counted(self, served: Served) -> float:
         """Output tokens by the bytes of the answer, of one without usage; -1 otherwise, and where that is not known."""
@@ -76,6 +84,11 @@ class Learner:
             return self._sizes.tokens(form, served.response_bytes)
         self._sizes.learn(form, served.response_bytes, served.output_tokens)
         return -1.0
+
+    def attempt_failed(self, attempt: Attempt) -> None:
+        """See `Observer.attempt_failed`."""
+        if self._judging is not None:
+            self._judging.attempt(attempt)
 
     def tried_again(self, served: Served) -> None:
         """See `Observer.tried_again`."""
@@ -98,8 +111,10 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
     of the first try as well: what a second one finds, the first may have put there.
     """
     gone = "DC" in served.flags or "DPE" in served.flags
-    # An engine refuses a prompt (400, 404, 429) before it prefills anything.
-    answered_by = endpoint if served.status in _PREFILLED or gone else ""
+    # An engine refuses a prompt (400, 404, 429) before it prefills anything. One that gave no token in time may have
+    # done nothing.
+    prefilled = (served.status in _PREFILLED or gone) and served.stage not in _UNBEGUN
+    answered_by = endpoint if prefilled else ""
     teaches = served.status == _OK and by_the_pick(served, endpoint)
     backlog = max(0.0, number(served.metadata, "backlog_tokens"))
     return Answered(
@@ -111,7 +126,7 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
         prompt_tokens=float(served.prompt_tokens),
         backlog_tokens=backlog,
         cached_tokens=float(served.cached_tokens) if teaches else -1.0,
-        output_tokens=output_tokens(served, -1.0 if gone else counted),
+        output_tokens=output_tokens(served, -1.0 if gone or served.stage else counted),
     )
 
 
@@ -127,6 +142,15 @@ def usage_source(served: Served, counted: float) -> UsageSource | None:
     if max(served.output_tokens, served.prompt_tokens) >= 0:
         return "asked" if number(served.metadata, ASKED_USAGE) == 1.0 else "engine"
     return "counted" if counted >= 0.0 else "none"
+
+
+def engine_ttft_s(served: Served) -> float:
+    """Seconds to the first token without those that the request waited for room; -1 when it had none."""
+    return (
+        served.ttft_s
+        if served.ttft_s < 0
+        else max(0.0, served.ttft_s - max(0.0, number(served.metadata, QUEUED)) / 1000)
+    )
 
 
 def tells_ttft(served: Served) -> bool:

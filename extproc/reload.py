@@ -146,5 +146,6 @@ def _without_fixed(old: Config, new: Config) -> Config:
         routing=new.routing,
         timeouts=old.timeouts,
         retries=old.retries,
+        overload=new.overload,
         telemetry=new.telemetry,
     )

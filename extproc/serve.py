@@ -12,6 +12,7 @@ from pathlib import Path
 
 from extproc import addresses, reload
 from extproc.config import Config
+from extproc.envoy import gateway_files
 from extproc.errors import ConfigError, StackError
 from extproc.processes import Child, Restarts, stop_requested
 
@@ -92,6 +93,8 @@ async def _until_stopped(config: Config, children: Sequence[Child], watcher: rel
 def _check(config: Config) -> None:
     """Refuse at once what would let every child fail again and again."""
     addresses.store(config.redis)
+    if config.gateway.auth.keys:
+        gateway_files.check_keys(config, "the configuration")
     folder = config.gateway.sidecar.socket_dir
     if folder and not Path(folder).is_dir():
         raise ConfigError(f"gateway.sidecar.socket_dir: no folder {folder}: make it, writable for this user")

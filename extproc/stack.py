@@ -17,13 +17,15 @@ import aiohttp
 import msgspec
 
 from extproc import addresses, reload
-from extproc.config import Config, split_address
+from extproc.config import WORKERS_CLUSTER, Config, split_address
 from extproc.errors import StackError
 from extproc.processes import Child, Sink
 
 _READY_S = 60.0
 _POLL_S = 0.05
 _LAST_LINES = 15
+_OK = 200
+_WELL = "health_flags::healthy"
 
 
 class StackSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,8 @@ class Stack:
     @property
     def url(self) -> str:
         """Base URL of the gateway, for clients on this machine."""
-        return f"http://{addresses.reachable(self.config.gateway.listen)}"
+        scheme = "https" if self.config.gateway.tls.certificate else "http"
+        return f"{scheme}://{addresses.reachable(self.config.gateway.listen)}"
 
     @property
     def metrics_url(self) -> str:
@@ -160,11 +163,11 @@ class Stack:
 
     async def _start_envoy(self) -> None:
         # Importing the typed Envoy configuration takes over a second: only here, and beside the starting sidecar.
-        from extproc.envoy.render import render, to_yaml
+        from extproc.envoy.render import write
         from extproc.envoy.validate import envoy_binary
 
         rendered = self._folder / "envoy.yaml"
-        rendered.write_text(await asyncio.to_thread(lambda: to_yaml(render(self.config))), encoding="utf-8")
+        await asyncio.to_thread(write, self.config, rendered)
         threads = self.config.gateway.concurrency
         # `misc` warns, at every start, that the token-usage filter is marked as work in progress.
         levels = ["--log-level", "warning", "--component-log-level", "misc:error"]
@@ -174,27 +177,31 @@ class Stack:
     async def _ready(self) -> None:
         """Wait until requests through Envoy are decided. An engine need not answer yet, unless it is one of ours.
 
-        Envoy answers a little earlier than that: until it has found the workers healthy, it picks by itself.
+        Envoy answers a little earlier than that: until it has found the workers healthy, it picks by itself. What it
+        has found stands on its own page, which needs no key and no certificate.
         """
-        page, models = self.metrics_url, f"{self.url}/v1/models"
+        sidecar, envoy = self.metrics_url.replace("/metrics", ""), self.config.gateway.admin
+        pool = next(iter(self.config.models.values())).pool
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
 
-            async def get(url: str) -> tuple[int, bytes]:
+            async def get(url: str) -> str:
                 try:
                     async with session.get(url) as response:
-                        return response.status, await response.read()
+                        return await response.text() if response.status == _OK else ""
                 except (aiohttp.ClientError, TimeoutError):
-                    return 0, b""
+                    return ""
 
             async def sidecar_is_up() -> bool:
-                return (await get(page.replace("/metrics", "/readyz")))[0] == 200
+                return bool(await get(f"{sidecar}/readyz"))
 
             async def decides() -> bool:
-                status, _ = await get(models)
-                return b"warmpath_decisions_total{" in (await get(page))[1] and (status == 200 or not self.engines)
+                live, found = await get(f"http://{envoy}/ready"), await get(f"http://{envoy}/clusters")
+                worker = any(_well(line) for line in found.splitlines() if line.startswith(f"{WORKERS_CLUSTER}::"))
+                engines = all(f"{pool}::{address}::{_WELL}" in found for address in self.engines)
+                return bool(live) and worker and engines
 
             await self._until(sidecar_is_up, "sidecar", "its workers to be ready")
-            await self._until(decides, "envoy", "a request to be decided through it")
+            await self._until(decides, "envoy", "it to find the sidecar and the engines healthy")
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], name: str, what: str) -> None:
         deadline = time.monotonic() + _READY_S
@@ -225,6 +232,11 @@ class Stack:
 
     def _words(self, name: str) -> str:
         return " / ".join(self._last[name]) or "nothing"
+
+
+def _well(line: str) -> bool:
+    """Whether a line of Envoy's page of clusters says that a host is healthy."""
+    return line.endswith(f"::{_WELL}")
 
 
 def _refuse_taken(config: Config) -> None:

@@ -10,6 +10,7 @@ from extproc.clock import Clock
 from extproc.config import Config
 from extproc.errors import StoreError
 from extproc.fleet.membership import Membership
+from extproc.judging import Judging
 from extproc.router import Surroundings
 from extproc.sightings import Sighting, Sightings
 from extproc.state import endpoint as endpoint_state
@@ -71,10 +72,14 @@ class _Look(NamedTuple):
 class Upkeep:
     """Keeps one worker's surroundings current. Never needed by a decision: what is old stays in use."""
 
-    def __init__(self, around: Surroundings, membership: Membership, clock: Clock) -> None:
+    def __init__(
+        self, around: Surroundings, membership: Membership, clock: Clock, judging: Judging | None = None
+    ) -> None:
+        """`judging` says which endpoints get requests, by how they answered; None where nobody does."""
         self._around = around
         self._membership = membership
         self._clock = clock
+        self._judging = judging
         self._sightings: dict[str, Sightings] = {}
         self._unreadable: dict[str, set[str]] = {}
         self._arrivals = Arrivals()
@@ -107,6 +112,9 @@ class Upkeep:
         self._around.fleet = snapshot.build(
             self._around.config, members, seen, self._around.knowledge, now, self._arrivals.joined
         )
+        if self._judging is not None:
+            self._judging.mark()
+            await self._judging.refresh()
 
     def _behind(self, seen: Mapping[str, Sighting], now: float) -> set[str]:
         most_s = _BEHIND_S + _BEHIND_SCRAPES * self._around.config.telemetry.scrape_ms / 1000

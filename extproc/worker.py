@@ -14,16 +14,24 @@ from extproc import __version__, addresses, inner, reload
 from extproc.choose.fleet import Endpoint, Fleet
 from extproc.clock import SystemClock
 from extproc.config import Config, Pool
+from extproc.ending import Ending, workers
 from extproc.envoy import server as grpc_server
 from extproc.envoy.access_log import AccessLog
+from extproc.envoy.authorize import Authorizer
 from extproc.envoy.contract import HEALTH_CHECK_S, NOT_READY_AFTER
 from extproc.envoy.health import Health
 from extproc.envoy.processor import Limits, Processor
 from extproc.errors import StoreError
 from extproc.explainer import Explainer
 from extproc.fleet.membership import Membership
+from extproc.fleet.pulse import Pulse
 from extproc.gossip import Gossip
+from extproc.judging import Judging
+from extproc.key_file import KeyFile
 from extproc.learner import Learner
+from extproc.limiting import Limiting
+from extproc.model_list import ModelList
+from extproc.overload import Overload
 from extproc.processes import until_stopped
 from extproc.router import Router, Surroundings
 from extproc.showing import Showing
@@ -32,9 +40,14 @@ from extproc.state.memory import MemoryStore
 from extproc.state.redis import RedisStore
 from extproc.state.resilient import ResilientStore
 from extproc.telemetry import logs
+from extproc.telemetry.auth_metrics import AuthMetrics
+from extproc.telemetry.breaker_metrics import BreakerMetrics
+from extproc.telemetry.limit_metrics import LimitMetrics
 from extproc.telemetry.metrics import Metrics
+from extproc.telemetry.overload_metrics import OverloadMetrics
 from extproc.tokens.tokenizing import Engines, Tokenizing
 from extproc.upkeep import Upkeep
+from extproc.watching import Watching
 
 _BYTES_PER_TOKEN = 4
 """Nominal prompt bytes a token: turns `routing.block_tokens` into bytes once and for all."""
@@ -43,6 +56,8 @@ _CATCH_UP_S = 10.0
 
 _NOTICE_S = HEALTH_CHECK_S * (NOT_READY_AFTER + 1)
 """Envoy's checks begin at any time, and the last of them may wait for its answer."""
+_LAST_S = 1.0
+"""Before the end of a drain, requests in the queue of a worker are refused: nobody has room for them any more."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +75,11 @@ class Parts(msgspec.Struct, frozen=True):
     access_log: AccessLog
     health: Health
     tokenizing: Tokenizing
+    overload: Overload
+    pulse: Pulse
+    keys: KeyFile
+    authorizer: Authorizer
+    ending: Ending
 
 
 async def run(config: Config, path: Path, settings: Sequence[str], index: int) -> int:
@@ -79,25 +99,31 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
     with contextlib.suppress(StoreError):
         await parts.store.ping()
     await apply(config)
+    await parts.keys.look()
     address = addresses.worker(config.gateway.sidecar, index)
-    handlers = [part.handler() for part in (parts.processor, parts.access_log, parts.health)]
+    handlers = [part.handler() for part in (parts.processor, parts.access_log, parts.health, parts.authorizer)]
     server = grpc_server.make_server(
-        [*handlers, inner.handler(parts.showing.page, parts.explainer)], max_body_bytes=config.gateway.max_body_bytes
+        [*handlers, inner.handler(parts.showing.page, parts.explainer, parts.ending.asked)],
+        max_body_bytes=config.gateway.max_body_bytes,
     )
     grpc_server.bind(server, address)
     await server.start()
     watcher = reload.Watcher(path, settings, config, apply)
     ready = asyncio.create_task(_be_ready(parts, address))
-    running = [asyncio.create_task(task) for task in (parts.upkeep.run(), parts.gossip.run(), watcher.run())]
+    tasks = (parts.upkeep.run(), parts.gossip.run(), parts.keys.run(), parts.overload.run(), watcher.run())
+    running = [asyncio.create_task(task) for task in tasks]
     background = [ready, *running]
     code = await until_stopped(background)
     ready.cancel()
+    drain_s = config.gateway.sidecar.drain_s
+    # Whoever still waits is answered before the streams are cancelled.
+    background.append(asyncio.create_task(parts.overload.close_after(_NOTICE_S + max(0.0, drain_s - _LAST_S))))
     await grpc_server.stop(
         server,
         parts.health,
         busy=[parts.processor],
         long_lived=[parts.access_log],
-        drain_s=config.gateway.sidecar.drain_s,
+        drain_s=drain_s,
         notice_s=_NOTICE_S,
         linger_s=config.telemetry.access_log_flush_ms / 1000,
     )
@@ -122,23 +148,41 @@ def compose(config: Config) -> Parts:
     metrics = Metrics(__version__)
     around.tokens = tokenizing = Tokenizing(_engines(around), metrics.tokens, clock, replica)
     showing = Showing(metrics, around, store)
+    pulse = Pulse(replica)
+    around.picks = judging = Judging(around, BreakerMetrics(metrics.families), clock, pulse.dead)
+    around.gate = overload = Overload(around, OverloadMetrics(metrics.families), clock)
     router = Router(around, gossip, showing, clock)
     gateway = config.gateway
-    limits = Limits(body_mode=gateway.body_mode, fail_open=gateway.fail_open, max_body_bytes=gateway.max_body_bytes)
-    processor = Processor(router, limits)
+    limits = Limits(
+        body_mode=gateway.body_mode,
+        fail_open=gateway.fail_open,
+        routes=tuple(gateway.routes),
+        max_body_bytes=gateway.max_body_bytes,
+    )
+    decider = Limiting(router, config.timeouts) if config.timeouts.differ else router
+    processor = Processor(ModelList(decider, lambda: around.config), limits)
+    limit_metrics = LimitMetrics(metrics.families)
+    ending = Ending(processor.endable, replica, lambda: workers(gateway.sidecar), limit_metrics, clock)
+    auth = AuthMetrics(metrics.families)
+    keys = KeyFile(Path(gateway.auth.keys) if gateway.auth.keys else None, auth.known)
     showing.watch(processor.counts)
     showing.watch_feed(gossip.counts)
     return Parts(
         around=around,
         store=store,
         gossip=gossip,
-        upkeep=Upkeep(around, Membership(), clock),
+        upkeep=Upkeep(around, Membership(), clock, judging),
         showing=showing,
         explainer=Explainer(around, router, clock),
         processor=processor,
-        access_log=AccessLog(Learner(around, gossip, metrics)),
+        access_log=AccessLog(Learner(around, gossip, metrics, judging), Watching(clock, ending.end, limit_metrics)),
         health=Health(),
         tokenizing=tokenizing,
+        overload=overload,
+        pulse=pulse,
+        keys=keys,
+        authorizer=Authorizer(keys.clients, auth),
+        ending=ending,
     )
 
 
@@ -174,6 +218,8 @@ async def _close(parts: Parts, background: Sequence[asyncio.Task[None]]) -> None
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
     await parts.tokenizing.close()
+    await parts.pulse.close()
+    await parts.ending.close()
     await parts.gossip.leave()
     for pool in parts.around.config.pools:
         await parts.store.release(pool, parts.around.replica)

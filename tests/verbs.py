@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from extproc.errors import StoreError
+from extproc.govern.quotas import Claim, Correction, Draw, Take
 from extproc.state.redis import RedisStore
 from extproc.state.values import Candidate, Move, Reserve, Settle
 
@@ -18,6 +19,7 @@ async def every_verb(store: RedisStore, pool: str = POOL) -> dict[str, StoreErro
     ask = Reserve(
         pool, charge, "r1", (Candidate("a", 1.0, 100.0, 1000.0), Candidate("b", 2.0, 100.0, 1000.0)), pin_key="s"
     )
+    quota, claim = Draw(pool, "b", "tokens", "minute", 100.0, 1.0, 1.0), Claim(pool, "k", charge, _LEASE_MS)
     steps: dict[str, Callable[[], Awaitable[object]]] = {
         "ping": lambda: store.ping(pool),
         "report": lambda: store.report(pool),
@@ -40,6 +42,10 @@ async def every_verb(store: RedisStore, pool: str = POOL) -> dict[str, StoreErro
         "put_snapshot": lambda: store.put_snapshot(pool, "whole", "1-1", [b"x", b"y"]),
         "snapshots": lambda: store.snapshots(pool),
         "snapshot": lambda: store.snapshot(pool, "whole"),
+        "take": lambda: store.take(Take([quota])),
+        "correct": lambda: store.correct(Correction(1.0, [quota])),
+        "claim": lambda: store.claim(claim),
+        "unclaim": lambda: store.unclaim(claim),
         "drop_snapshots": lambda: store.drop_snapshots(pool, ["whole"]),
     }
     failed = {}

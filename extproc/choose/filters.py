@@ -24,6 +24,8 @@ def soft_reason(endpoint: Endpoint) -> str:
     """Why another endpoint should serve if there is one; empty when this one is fine."""
     if not endpoint.reachable:
         return "unreachable"
+    if endpoint.breaker in ("open", "half_open"):
+        return "breaker_open"
     if endpoint.draining:
         return "draining"
     return ""

@@ -1,8 +1,13 @@
 """Frozen snapshots of the fleet, as one decision sees it."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
+
+Breaker = Literal["closed", "open", "half_open", "probe"]
+"""Whether an endpoint gets requests: as usual; none, as it answered too badly; none but others' probes; one, as a probe
+of this worker's."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, gc=False):
@@ -26,6 +31,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
         reachable: False when reading it failed to connect several times in a row.
         asleep: it takes requests and lets them hang.
         draining: it takes no new sessions.
+        breaker: whether it gets requests, by how it answered.
+        busy_ms: cost of having just refused a request for want of room.
         kind: kind of engine (`vllm`, `sglang`, `tensorrt_llm`); empty while unknown.
         adapters: LoRA adapters that it has loaded; empty when it does not tell.
     """
@@ -46,6 +53,8 @@ class Endpoint(msgspec.Struct, frozen=True, gc=False):
     reachable: bool = True
     asleep: bool = False
     draining: bool = False
+    breaker: Breaker = "closed"
+    busy_ms: float = 0.0
     kind: str = ""
     adapters: tuple[str, ...] = ()
 

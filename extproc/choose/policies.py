@@ -138,12 +138,16 @@ def _silence(_ask: Ask, endpoint: Endpoint, _uncached: float, _weights: Weights,
     return scorers.silence_ms(endpoint)
 
 
+def _busy(_ask: Ask, endpoint: Endpoint, _uncached: float, _weights: Weights, _position: int) -> float:
+    return scorers.busy_ms(endpoint)
+
+
 def _place(_ask: Ask, _endpoint: Endpoint, _uncached: float, _weights: Weights, position: int) -> float:
     return PLACE_MS * position
 
 
 _PREDICTED_TTFT = Policy(
-    {"prefill": _prefill, "kv_pressure": _kv_pressure, "silence": _silence},
+    {"prefill": _prefill, "kv_pressure": _kv_pressure, "silence": _silence, "busy": _busy},
     order="prefix",
     prefix=True,
     sticky=True,
@@ -155,10 +159,10 @@ POLICIES: Mapping[str, Policy] = {
     "predicted_ttft": _PREDICTED_TTFT,
     "weighted": msgspec.structs.replace(
         _PREDICTED_TTFT,
-        terms={"miss": _miss, "kv_pressure": _kv_pressure, "silence": _silence},
+        terms={"miss": _miss, "kv_pressure": _kv_pressure, "silence": _silence, "busy": _busy},
         traded=True,
     ),
-    "least_tokens": Policy({"silence": _silence}, order="turn", prefix=True, backlog=True),
+    "least_tokens": Policy({"silence": _silence, "busy": _busy}, order="turn", prefix=True, backlog=True),
     "session_hash": Policy({"place": _place}, order="home"),
     "round_robin": Policy({"place": _place}, order="turn"),
 }

@@ -55,3 +55,8 @@ def silence_ms(endpoint: Endpoint) -> float:
     (a prior of 1/t): its median is x = s.
     """
     return endpoint.silent_ms
+
+
+def busy_ms(endpoint: Endpoint) -> float:
+    """An endpoint that has just answered 429 or 503 has no room; its gauges may not tell before the next scrape."""
+    return endpoint.busy_ms

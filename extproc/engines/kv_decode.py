@@ -4,16 +4,28 @@ One core of an AMD EPYC decodes, in batches of 8 events and blocks of 16 tokens,
 block, 140,000 of 8 and 50,000 of 32, where most of the time goes to token ids, and 780,000 BlockRemoved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from copy import copy
 
 import msgspec
 
-from extproc.engines.kv_extras import of_block, salted
+from extproc.block_extras import named
+from extproc.engines.kv_extras import of_block
 from extproc.engines.kv_frames import MAX_PAYLOAD_BYTES
 from extproc.engines.kv_ids import block_id, block_ids
 from extproc.engines.kv_layout import Layout
 from extproc.engines.kv_values import Cleared, EventBatch, KvEvent, Removed, Stored, Tier
-from extproc.engines.kv_wire import BlockRemoved, BlockStored, Metadata, Told, read
+from extproc.engines.kv_wire import (
+    AT_ONCE_BYTES,
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    Metadata,
+    Told,
+    read,
+    reading,
+)
 from extproc.errors import EngineError
 
 _MEDIA = {
@@ -33,6 +45,8 @@ _LATEST = 1e10
 """The year 2286, in seconds since the epoch."""
 _MOST_RANKS = 4096
 _MOST_BLOCK_TOKENS = 1 << 20
+_AT_A_TIME = 512
+"""Blocks, or events of fewer, between two steps, which take about 1 ms."""
 
 
 def decode(payload: bytes, layout: Layout | None = None) -> EventBatch:
@@ -54,23 +68,91 @@ def decode(payload: bytes, layout: Layout | None = None) -> EventBatch:
         EngineError: the payload is longer than `MAX_PAYLOAD_BYTES`, is no batch of events, or an event of a known kind
             is malformed.
     """
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise EngineError(f"a batch of KV events is longer than {MAX_PAYLOAD_BYTES} bytes")
+    _check_length(payload)
     batch, skipped = read(payload)
-    rank = batch.rank or 0
-    if not 0 <= rank < _MOST_RANKS:
-        raise EngineError(f"a batch of KV events has a data-parallel rank outside 0 to {_MOST_RANKS - 1}")
+    _check_rank(batch)
     known = Layout() if layout is None else layout
     for told in batch.events:
-        if isinstance(told, BlockStored) and (told.block_size != known.block_tokens or told.group_idx != known.group):
-            _learn(told, known)
+        _learn(told, known)
     found = [event for told in batch.events if (event := _event(told, known)) is not None]
+    return _batch(batch, found, skipped + len(batch.events) - len(found))
+
+
+def decoding(payload: bytes, layout: Layout | None = None) -> Generator[None, None, EventBatch]:
+    """Do what `decode` does in steps of about 1 ms; see `kv_wire.reading` for those that take longer.
+
+    Long events come in pieces of `_AT_A_TIME` blocks, each of which goes on from the one before: together they say the
+    same.
+
+    Raises:
+        EngineError: see `decode`.
+    """
+    if len(payload) <= AT_ONCE_BYTES:
+        return decode(payload, layout)
+    _check_length(payload)
+    batch, skipped = yield from reading(payload)
+    _check_rank(batch)
+    known = Layout() if layout is None else layout
+    for number, told in enumerate(batch.events, start=1):
+        _learn(told, known)
+        if number % _AT_A_TIME == 0:
+            yield
+    found, count = list[KvEvent](), 0
+    for told in batch.events:
+        left_out = True
+        for piece in _pieces(told):
+            event = _event(piece, known)
+            if event is not None:
+                found.append(event)
+                left_out = False
+            count += len(event.hashes) if isinstance(event, Stored | Removed) else 1
+            if count >= _AT_A_TIME:
+                count = 0
+                yield
+        skipped += left_out
+    return _batch(batch, found, skipped)
+
+
+def _check_length(payload: bytes) -> None:
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise EngineError(f"a batch of KV events is longer than {MAX_PAYLOAD_BYTES} bytes")
+
+
+def _check_rank(batch: Batch[Told]) -> None:
+    if not 0 <= (batch.rank or 0) < _MOST_RANKS:
+        raise EngineError(f"a batch of KV events has a data-parallel rank outside 0 to {_MOST_RANKS - 1}")
+
+
+def _batch(batch: Batch[Told], events: Sequence[KvEvent], skipped: int) -> EventBatch:
     at = batch.ts if 0.0 <= batch.ts < _LATEST else 0.0
-    return EventBatch(at, rank, tuple(found), skipped + len(batch.events) - len(found))
+    return EventBatch(at, batch.rank or 0, tuple(events), skipped)
 
 
-def _learn(told: BlockStored, layout: Layout) -> None:
+def _pieces(told: Told) -> Iterator[Told]:
+    """An event in pieces of `_AT_A_TIME` blocks; one that lacks tokens or keys of some blocks stays whole."""
+    count = 0 if isinstance(told, AllBlocksCleared) else len(told.block_hashes)
+    if (
+        isinstance(told, AllBlocksCleared)
+        or count <= _AT_A_TIME
+        or (isinstance(told, BlockStored) and not _is_whole(told))
+    ):
+        yield told
+        return
+    for start in range(0, count, _AT_A_TIME):
+        end = start + _AT_A_TIME
+        piece = copy(told)
+        piece.block_hashes = told.block_hashes[start:end]
+        if isinstance(told, BlockStored) and isinstance(piece, BlockStored):
+            piece.parent_block_hash = told.block_hashes[start - 1] if start else told.parent_block_hash
+            piece.token_ids = told.token_ids[start * told.block_size : end * told.block_size]
+            piece.extra_keys = told.extra_keys[start:end] if told.extra_keys else None
+        yield piece
+
+
+def _learn(told: Told, layout: Layout) -> None:
     """Let the layout see an event before any of its batch is read: groups follow each other in no certain order."""
+    if not isinstance(told, BlockStored) or (told.block_size == layout.block_tokens and told.group_idx == layout.group):
+        return
     layout.learn_group(told.group_idx, told.kv_cache_spec_kind)
     if layout.keeps_group(told.group_idx) and _is_whole(told) and _tier(told.medium, told.locality) is Tier.GPU:
         layout.learn_block(told.block_size)
@@ -126,11 +208,11 @@ def _adapter(told: BlockStored) -> str:
 def _extras(told: BlockStored, adapter: str, begins: bool) -> tuple[bytes, ...]:
     """What beside tokens entered each block, without empty ones at the end."""
     keys: Sequence[Sequence[msgspec.Raw] | None] = told.extra_keys or ()
-    extras = [of_block(one, adapter, begins and not number) for number, one in enumerate(keys)] if any(keys) else []
+    extras = [of_block(one, adapter) for one in keys] if any(keys) else []
     salt = told.lora_name.cache_salt if isinstance(told.lora_name, Metadata) else told.cache_salt
     if salt and begins:
         # SGLang names the salt in every event of a prompt; it seeds the chain, so the first block's is enough.
-        extras[:1] = [(extras[0] if extras else b"") + salted(salt)]
+        extras[:1] = [(extras[0] if extras else b"") + named(salt)]
     while extras and not extras[-1]:
         extras.pop()
     return tuple(extras)

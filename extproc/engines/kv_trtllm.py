@@ -10,7 +10,8 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-from extproc.engines.kv_extras import image, opaque, salted
+from extproc.block_extras import named
+from extproc.engines.kv_extras import opaque
 from extproc.engines.kv_ids import block_id, block_ids
 from extproc.engines.kv_layout import Layout
 from extproc.engines.kv_values import Cleared, EventBatch, KvEvent, Moved, Removed, Stored, Tier
@@ -57,10 +58,9 @@ class _Token(msgspec.Struct, gc=False):
 
 
 class _MmKey(msgspec.Struct, gc=False):
-    """An image in a block."""
+    """An image in a block; where it begins in it the tokens tell."""
 
     hash: str
-    start_offset: int | None = None
 
 
 class _Block(msgspec.Struct, gc=False):
@@ -287,7 +287,7 @@ def _extra(block: _Block, is_first: bool) -> bytes:
     marked = [(place, token.token_extra_id) for place, token in enumerate(block.tokens) if token.token_extra_id]
     if strange or marked:
         added += opaque(msgspec.json.encode([strange, marked]))
-    return added + salted(block.cache_salt) if block.cache_salt and is_first else added
+    return added + named(block.cache_salt) if block.cache_salt and is_first else added
 
 
 def _images(told: msgspec.Raw) -> bytes:
@@ -301,4 +301,4 @@ def _images(told: msgspec.Raw) -> bytes:
         keys = _MM_KEYS.decode(written)
     except _UNREADABLE:
         return opaque(written)
-    return b"".join([image(key.hash, key.start_offset) for key in keys])
+    return b"".join([named(key.hash) for key in keys])

@@ -5,6 +5,7 @@ with a key `type` from vLLM 0.24 and SGLang 0.5.20 on; fields came over time, al
 Definitions: `vllm/distributed/kv_events.py`, SGLang's `disaggregation/kv_events.py`.
 """
 
+from collections.abc import Generator
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -13,7 +14,11 @@ from extproc.errors import EngineError
 
 MAX_EVENTS = 1 << 18
 """Most events of a batch, and most blocks of an event, that are read: what is told in few bytes takes much memory."""
+AT_ONCE_BYTES = 32 * 1024
+"""Payloads up to here are read in one go: 0.8 ms as engines write them, 4 ms at worst."""
 _MOST_KEYS = 256
+_EVENT_BYTES = 32
+"""What reading an event costs beside reading its bytes, in bytes."""
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Hash = int | bytes
@@ -160,21 +165,54 @@ def read(payload: bytes) -> tuple[Batch[Told], int]:
     return Batch(raw.ts, told, raw.rank), len(raw.events) - len(told)
 
 
+def reading(payload: bytes) -> Generator[None, None, tuple[Batch[Told], int]]:
+    """Do what `read` does in steps of `AT_ONCE_BYTES`, which is about 1 ms: 8 MiB take 0.2 to 0.5 s.
+
+    The first step goes over all bytes once, without making anything of them: 15 ms for 8 MiB. An event is never parted:
+    one of a million token ids takes 30 ms.
+
+    Raises:
+        EngineError: see `read`.
+    """
+    try:
+        raw = _EITHER.decode(payload)
+    except _UNREADABLE as error:
+        raise EngineError(f"a batch of KV events cannot be read: {error}") from None
+    yield
+    told, bytes_read = list[Told](), 0
+    for each in raw.events:
+        event = _one(each)
+        if event is not None:
+            told.append(event)
+        bytes_read += _EVENT_BYTES + memoryview(each).nbytes
+        if bytes_read >= AT_ONCE_BYTES:
+            bytes_read = 0
+            yield
+    return Batch(raw.ts, told, raw.rank), len(raw.events) - len(told)
+
+
 def _one(raw: msgspec.Raw) -> Told | None:
     """Read one event of either form; None for one that is to be left out."""
     is_array = _is_array(memoryview(raw)[0])
     try:
+        return (_ARRAY if is_array else _MAP).decode(raw)
+    except _UNREADABLE as error:
+        _check_unread(raw, is_array, error)
+    return None
+
+
+def _check_unread(raw: msgspec.Raw, is_array: bool, unreadable: Exception) -> None:
+    """See that an event may be left out: it is of no known kind, or has pairs of token ids.
+
+    Raises:
+        EngineError: it is malformed.
+    """
+    try:
         kind = (_KIND_ARRAY if is_array else _KIND_MAP).decode(raw).type
     except _UNREADABLE as error:
         raise EngineError(f"a KV event does not say its kind: {error}") from None
-    if kind not in _KINDS:
-        return None
-    try:
-        return (_ARRAY if is_array else _MAP).decode(raw)
-    except _UNREADABLE as error:
-        if kind == "BlockStored" and _has_pairs(raw, is_array):
-            return None
-        raise EngineError(f"a KV event {kind} cannot be read: {error}") from None
+    if kind in _KINDS and not (kind == "BlockStored" and _has_pairs(raw, is_array)):
+        raise EngineError(f"a KV event {kind} cannot be read: {unreadable}") from None
 
 
 def _is_array(first: int) -> bool:

@@ -16,8 +16,9 @@ from google.protobuf.message import DecodeError
 
 from extproc._pb.warmpath.v1 import token_usage_pb2
 from extproc.envoy.changes import Changes, until
-from extproc.envoy.contract import METADATA, Observer, Served
+from extproc.envoy.contract import METADATA, Attempt, Observer, Served, Watcher
 from extproc.envoy.replies import CHARGE_KEY, POOL_KEY
+from extproc.envoy.running import running_from
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,16 @@ _SHORT_FLAGS: Final[Mapping[str, str]] = {
     "dns_resolution_failure": "DF",
     "downstream_remote_reset": "DR",
 }
+_STAGES: Final[Mapping[str, str]] = {
+    "upstream_per_try_timeout": "headers",
+    "warmpath_time_limit_first_token": "first_token",
+    "warmpath_time_limit_stall": "stall",
+    "warmpath_time_limit": "request",
+    "response_timeout": "request",
+    "max_duration_timeout": "request",
+    "stream_idle_timeout": "idle",
+}
+"""The time limit that each of Envoy's response code details tells of; those of our own answers begin with our name."""
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 _DONE: Final[bytes] = als_pb2.StreamAccessLogsResponse().SerializeToString()
@@ -72,12 +83,14 @@ class LogCounts(msgspec.Struct):
         entries: finished requests handed to the observer.
         intermediate: entries of requests that were still running.
         malformed: batches or entries that could not be read.
+        attempts: failed attempts handed to the observer.
         usage_unreadable: entries whose token usage could not be read; the rest of them was used.
     """
 
     entries: int = 0
     intermediate: int = 0
     malformed: int = 0
+    attempts: int = 0
     usage_unreadable: int = 0
 
 
@@ -88,9 +101,11 @@ class AccessLog:
         counts: what came in so far.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, watcher: Watcher | None = None) -> None:
+        """`watcher` gets those that run and have limits; None where there are no limits."""
         self.counts = LogCounts()
         self._observer = observer
+        self._watcher = watcher
         self._closing = Changes()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -120,8 +135,19 @@ class AccessLog:
 
     def _take_entries(self, entries: Iterable[accesslog_pb2.HTTPAccessLogEntry]) -> None:
         for entry in entries:
+            if entry.common_properties.access_log_type == accesslog_pb2.UpstreamEnd:
+                self.counts.attempts += 1
+                self._observer.attempt_failed(attempt_from(entry))
+                continue
             running = is_intermediate(entry)
             try:
+                if running and self._watcher is not None:
+                    watched = running_from(entry)
+                    if watched is not None:
+                        self._watcher.running(watched)
+                    if entry.common_properties.upstream_request_attempt_count <= 1:
+                        self.counts.intermediate += 1
+                        continue
                 served = served_from(entry)
             except ValueError as error:
                 self.counts.malformed += 1
@@ -136,6 +162,8 @@ class AccessLog:
                 self.counts.usage_unreadable += 1
             self.counts.entries += 1
             self._observer.observe(served)
+            if self._watcher is not None:
+                self._watcher.over(served)
 
 
 def is_intermediate(entry: accesslog_pb2.HTTPAccessLogEntry) -> bool:
@@ -143,6 +171,17 @@ def is_intermediate(entry: accesslog_pb2.HTTPAccessLogEntry) -> bool:
     common = entry.common_properties
     running = (accesslog_pb2.DownstreamStart, accesslog_pb2.DownstreamPeriodic)
     return bool(common.intermediate_log_entry) or common.access_log_type in running
+
+
+def attempt_from(entry: accesslog_pb2.HTTPAccessLogEntry) -> Attempt:
+    """One attempt at an endpoint, by the router's own log: it has no metadata, and a status of 0 without an answer."""
+    common = entry.common_properties
+    return Attempt(
+        pool=common.upstream_cluster,
+        destination=_address(common.upstream_remote_address),
+        status=entry.response.response_code.value,
+        flags=_flags(common),
+    )
 
 
 def served_from(entry: accesslog_pb2.HTTPAccessLogEntry) -> Served:
@@ -160,7 +199,7 @@ def served_from(entry: accesslog_pb2.HTTPAccessLogEntry) -> Served:
         destination=_address(common.upstream_remote_address),
         status=response.response_code.value,
         attempts=common.upstream_request_attempt_count,
-        flags=tuple(_SHORT_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields()),
+        flags=_flags(common),
         ttft_s=_ttft(common),
         duration_s=_seconds(common, "duration"),
         request_bytes=request.request_body_bytes,
@@ -169,7 +208,12 @@ def served_from(entry: accesslog_pb2.HTTPAccessLogEntry) -> Served:
         output_tokens=output,
         cached_tokens=cached,
         metadata=metadata,
+        stage=_STAGES.get(response.response_code_details, ""),
     )
+
+
+def _flags(common: Any) -> tuple[str, ...]:
+    return tuple(_SHORT_FLAGS.get(field.name, field.name) for field, _ in common.response_flags.ListFields())
 
 
 def _ttft(common: Any) -> float:

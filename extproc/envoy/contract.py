@@ -4,7 +4,7 @@ The servicers know nothing of stores, profiles or policies; `router.Router` impl
 `worker` hands observations to whoever learns from them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -19,14 +19,48 @@ POOL = "x-warmpath-pool"
 """Header that Envoy's `cluster_header` route reads."""
 REASON = "x-warmpath-reason"
 """Response header that names why a request was refused."""
+KEY_HEADERS = ("authorization", "api-key", "x-api-key")
+"""Request headers that clients show their key in: OpenAI's as `Bearer`, Azure's and Anthropic's."""
+FALLBACK_HEADER = "x-warmpath-fallback"
+"""Response header that names the model which answered in place of the one that was asked for."""
+FALLBACK = "fallback"
+"""Key of a decision's metadata that names the model which answers in place of the one that was asked for."""
+QUEUED = "queued_ms"
+"""Key of a decision's metadata: for how long the request waited until its pool had room, in milliseconds."""
+RELAY = "x-warmpath-relay"
+"""Request header by which a client asks for the relay (`1`), or declines it (`0`)."""
+AVOID = "x-warmpath-avoid"
+"""Request header of the relay's: endpoints that were lost on the way, `ip:port[,ip:port...]`."""
+SERVED_BY = "x-warmpath-served"
+"""Response header to the relay: `ip:port` of the endpoint that answers."""
 METADATA = "warmpath"
 """Namespace of our dynamic metadata; access-log entries carry it back to us."""
+EMITTED_TAG = "emitted_s"
+"""Custom tag `%EMIT_TIME(%s.%3f)%` of entries of running requests that have limits."""
+SENT_TAG = "sent_us"
+"""Custom tag `%COMMON_DURATION(DS_RX_BEG:US_TX_BEG:us)%`: when the endpoint of the present try got the request."""
+FIRST_LIMIT = "first_token_s"
+"""Key in our metadata namespace with the limit to the first token of a request that is watched."""
+STALL_LIMIT = "stall_s"
+"""The same with the limit on silence between tokens."""
 
 
 HEALTH_CHECK_S = 0.5
 """How often Envoy asks a worker whether it is ready, and how long it waits for the answer."""
 NOT_READY_AFTER = 2
 """Answers in a row, or answers that do not come, after which Envoy sends a worker no more streams."""
+
+
+class Line(Protocol):
+    """The caller of a decision, while that waits."""
+
+    async def hold(self, longest_s: float) -> None:
+        """Ask the gateway to be patient for so long. Call it once; never raises."""
+        ...
+
+    def when_left(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called once nobody waits for the decision any more; at once if that is so already."""
+        ...
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +72,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         headers: lower-case names; the last of repeated values wins. Pseudo-headers are left out.
         body: whole body, already decompressed by Envoy; empty when there is none.
         subset: `ip:port` of the endpoints that may be picked; None when the gateway gave no hint.
+        line: who waits for the decision; None when nobody can be told to.
     """
 
     method: str
@@ -45,6 +80,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     headers: Mapping[str, str]
     body: bytes = b""
     subset: tuple[str, ...] | None = None
+    line: Line | None = None
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +93,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         metadata: flat values for our metadata namespace: no prompt, no session id.
         body: what the engine gets instead of the client's body; None hands that on as it came. It has no effect on
             a request without a body, nor where the body passes in pieces after the pick.
+        model: name that the client asked for; empty when it named none. It is not sent.
+        headers: further request headers, for the gateway's own router.
+        limited: the request may be ended by its charge while it runs.
+        total_s: it is ended so many seconds after the decision, if the gateway has not done so before; 0 for never.
     """
 
     pool: str
@@ -64,13 +104,34 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     charge_id: str = ""
     metadata: Mapping[str, str | float] = msgspec.field(default_factory=dict)
     body: bytes | None = None
+    model: str = ""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    limited: bool = False
+    total_s: float = 0.0
+
+
+class Answered(Exception):  # noqa: N818  # no error: the request is answered
+    """A decider answers the request itself, with 200 and JSON.
+
+    Attributes:
+        body: of the answer.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("answered here")
+        self.body = body
 
 
 class Decider(Protocol):
     """Who picks endpoints. All methods may be called concurrently for many streams."""
 
     async def decide(self, call: Call) -> Decision:
-        """Pick and charge. Raises `WarmpathError` to refuse the request with that error's status and reason."""
+        """Pick and charge.
+
+        Raises:
+            WarmpathError: the request is refused with this error's status and reason.
+            Answered: the request is answered without an engine.
+        """
         ...
 
     async def served(self, decision: Decision, served: str) -> None:
@@ -105,6 +166,7 @@ class Served(msgspec.Struct, frozen=True, gc=False):
         output_tokens: as the engine's `usage` reported.
         cached_tokens: prompt tokens the engine reused; 0 when it reported usage without any.
         metadata: our decision's metadata, as it was sent.
+        stage: time limit that ended it, as `govern.stages.Stage`; empty when none did.
     """
 
     charge_id: str = ""
@@ -121,6 +183,61 @@ class Served(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int = -1
     cached_tokens: int = -1
     metadata: Mapping[str, str | float] = msgspec.field(default_factory=dict)
+    stage: str = ""
+
+
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One attempt at an endpoint that failed, whatever became of the request.
+
+    Attributes:
+        pool: Envoy's cluster, which has the pool's name.
+        destination: `ip:port` that was tried; empty when Envoy had none.
+        status: HTTP status that the endpoint sent; 0 when it sent none.
+        flags: Envoy's response flags of the attempt, by their short names.
+    """
+
+    pool: str
+    destination: str
+    status: int = 0
+    flags: tuple[str, ...] = ()
+
+
+class Running(msgspec.Struct, frozen=True, gc=False):
+    """What Envoy's access log said of a request that runs and has limits; times in seconds.
+
+    Attributes:
+        charge_id: charge of the decision.
+        pool: pool of the decision.
+        kind: API.
+        attempt: number of the try.
+        sent_bytes: bytes of the answer's body sent to the client so far.
+        at: when the entry was written, by Envoy's clock, since the Unix epoch.
+        age_s: how long the endpoint had the request then; -1 when it has it not yet.
+        first_token_s: limit of the decision; 0 for none.
+        stall_s: limit of the decision; 0 for none.
+    """
+
+    charge_id: str
+    pool: str
+    kind: str
+    attempt: int
+    sent_bytes: int
+    at: float
+    age_s: float
+    first_token_s: float
+    stall_s: float
+
+
+class Watcher(Protocol):
+    """Who watches requests that have limits. Methods return at once and never raise."""
+
+    def running(self, running: Running) -> None:
+        """Take one look at a request; called again and again while it runs."""
+        ...
+
+    def over(self, served: Served) -> None:
+        """A request is over, whether it was watched or not."""
+        ...
 
 
 class Observer(Protocol):
@@ -128,6 +245,10 @@ class Observer(Protocol):
 
     def observe(self, served: Served) -> None:
         """Take one observation; called in the event loop, returns at once, never raises."""
+        ...
+
+    def attempt_failed(self, attempt: Attempt) -> None:
+        """An endpoint did not answer an attempt as it should; called as `observe` is."""
         ...
 
     def tried_again(self, served: Served) -> None:

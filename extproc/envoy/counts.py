@@ -11,7 +11,8 @@ class Counts(msgspec.Struct):
         held_bytes: bytes of duplex bodies held now.
         streams: streams begun.
         decided: requests that got a pick.
-        refused: requests answered directly, by reason.
+        refused: requests answered directly with an error, by reason.
+        answered: requests answered directly without one.
         failed_open: requests let go without a pick because of a fault of ours.
         abandoned: decisions whose request had gone before they were known.
         settled: decisions given back.
@@ -24,6 +25,7 @@ class Counts(msgspec.Struct):
     streams: int = 0
     decided: int = 0
     refused: dict[str, int] = msgspec.field(default_factory=dict)
+    answered: int = 0
     failed_open: int = 0
     abandoned: int = 0
     settled: int = 0

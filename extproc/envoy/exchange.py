@@ -26,6 +26,7 @@ class Message(Enum):
     RESPONSE_TRAILERS = "response trailers"
     DECIDED = "decided"
     REFUSED = "refused"
+    EXPIRED = "time limit ran out"
     GONE = "end of stream"
 
 
@@ -47,6 +48,7 @@ class Phase(Enum):
     ECHOED = "picked, body echoed"
     ANSWERED = "answer complete"
     UNPICKED = "answer complete, never picked"
+    ENDED = "ended by a time limit"
     CLOSED = "closed"
 
 
@@ -83,8 +85,8 @@ _A, _M, _P = Action, Message, Phase
 STARTS: Final = (Phase.START_BUFFERED, Phase.START_DUPLEX, Phase.START_HEADERS)
 """Phases a stream can begin in."""
 
-OUTCOMES: Final = frozenset({Message.DECIDED, Message.REFUSED})
-"""Messages the owner feeds itself, after `Action.DECIDE`; `REFUSED` also while it gathers a body."""
+OUTCOMES: Final = frozenset({Message.DECIDED, Message.REFUSED, Message.EXPIRED})
+"""Messages the owner feeds itself: after `Action.DECIDE`; `REFUSED` also while it gathers a body; `EXPIRED` later."""
 
 _DECIDING: Final = {
     _P.DECIDING_HEADERS: Step(_A.ANSWER_HEADERS, _P.SERVING),
@@ -160,13 +162,16 @@ def _response_cells() -> dict[tuple[Phase, Message], Step]:
         cells[phase, _M.RESPONSE_BODY] = Step(_A.FORWARD_RESPONSE_BODY, phase)
         cells[phase, _M.RESPONSE_BODY_END] = Step(_A.FORWARD_RESPONSE_BODY, end)
         cells[phase, _M.RESPONSE_TRAILERS] = Step(_A.FORWARD_RESPONSE_TRAILERS, end)
+    for phase in picked:
+        cells[phase, _M.EXPIRED] = Step(_A.REFUSE, _P.ENDED)
     for phase in (*STARTS, *unpicked, _P.UNPICKED, _P.CLOSED):
         cells[phase, _M.GONE] = Step(_A.DROP, _P.CLOSED)
-    for phase in (*picked, _P.ANSWERED):
+    for phase in (*picked, _P.ANSWERED, _P.ENDED):
         cells[phase, _M.GONE] = Step(_A.SETTLE, _P.CLOSED)
     # Messages that were under way when the gateway read our refusal.
     for message in _FORWARD:
         cells[_P.CLOSED, message] = Step(_A.DROP, _P.CLOSED)
+        cells[_P.ENDED, message] = Step(_A.DROP, _P.ENDED)
     return cells
 
 
@@ -175,7 +180,7 @@ TABLE: Final[Mapping[tuple[Phase, Message], Step]] = MappingProxyType(
 )
 """Every pair that a correct gateway produces."""
 
-_SILENT: Final = frozenset({*_DECIDING, _P.ANSWERED, _P.UNPICKED, _P.CLOSED})
+_SILENT: Final = frozenset({*_DECIDING, _P.ANSWERED, _P.UNPICKED, _P.ENDED, _P.CLOSED})
 _REQUEST_SIDE: Final = frozenset({_M.HEADERS, _M.HEADERS_END, _M.BODY, _M.BODY_END, _M.TRAILERS})
 _DUPLEX: Final = frozenset({_P.START_DUPLEX, _P.GATHERING, _P.ECHOED})
 
@@ -216,6 +221,10 @@ class Exchange:
             step = fallback(self.phase, message)
         self.phase = step.phase
         return step.action
+
+    def expects(self, message: Message) -> bool:
+        """Whether a message is in the table now."""
+        return (self.phase, message) in TABLE
 
     def __repr__(self) -> str:
         return f"<Exchange {self.phase.value}, unexpected {self.unexpected}>"

@@ -13,7 +13,9 @@ import grpc
 from extproc.envoy.contract import Decider
 from extproc.envoy.counts import Counts
 from extproc.envoy.decisions import Decisions
-from extproc.envoy.stream import Context, Limits, Stream
+from extproc.envoy.endable import Endable
+from extproc.envoy.limits import Limits
+from extproc.envoy.stream import Context, Stream
 
 __all__ = ["SERVICE", "Counts", "Limits", "Processor"]
 
@@ -28,12 +30,14 @@ class Processor:
     Attributes:
         counts: what happened on its streams.
         limits: what it takes on.
+        endable: its streams that may be ended.
     """
 
     def __init__(self, decider: Decider, limits: Limits) -> None:
         self.counts = Counts()
         self._decisions = Decisions(decider, self.counts)
         self.limits = limits
+        self.endable = Endable()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -55,7 +59,7 @@ class Processor:
         self.counts.streams += 1
         self.counts.open += 1
         self._idle.clear()
-        stream = Stream(context, self.limits, self.counts, self._decisions)
+        stream = Stream(context, self.limits, self.counts, self._decisions, self.endable)
         try:
             await stream.run()
         except grpc.aio.InternalError:

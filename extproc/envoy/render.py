@@ -4,11 +4,10 @@ Built from typed messages, so that a misspelt field fails here and not in Envoy.
 second: workers and the keeper never import this module.
 """
 
+from pathlib import Path
 from typing import Any as Json
-from typing import cast
 
 import yaml
-from betterproto2 import Casing
 from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, BootstrapStaticResources
 from envoy_data_plane.envoy.config.core.v3 import Node
 
@@ -17,35 +16,45 @@ from extproc.envoy.render_clusters import clusters
 from extproc.envoy.render_filters import AI_PROTOCOL_MANAGER, AI_PROTOCOL_MESSAGES, AI_PROTOCOL_SETTINGS
 from extproc.envoy.render_listener import listener
 from extproc.envoy.render_notes import HEADER, annotate
-from extproc.envoy.render_parts import socket_address
+from extproc.envoy.render_overload import overload_manager
+from extproc.envoy.render_parts import proto_name, socket_address
 from extproc.envoy.render_routes import MESSAGES
+from extproc.envoy.render_tls import secrets
 
 
-def render(config: Config, *, node_id: str = "warmpath") -> dict[str, Json]:
+def render(config: Config, *, node_id: str = "warmpath", folder: Path | None = None) -> dict[str, Json]:
     """Build Envoy's bootstrap as plain values in proto3's JSON form, snake case.
 
     Args:
         config: the checked configuration.
         node_id: name under which this Envoy asks for endpoints.
+        folder: absolute path of where the files of `render_tls.secrets` lie; `write` puts them there.
+
+    Raises:
+        ConfigError: `gateway.tls` is set and there is no folder.
     """
     bootstrap = Bootstrap(
         node=Node(id=node_id, cluster="warmpath"),
-        admin=Admin(address=socket_address(config.gateway.admin)),
-        static_resources=BootstrapStaticResources(listeners=[listener(config)], clusters=clusters(config)),
+        admin=Admin(address=socket_address(config.gateway.admin), ignore_global_conn_limit=True),
+        static_resources=BootstrapStaticResources(listeners=[listener(config, folder)], clusters=clusters(config)),
+        overload_manager=overload_manager(config.gateway),
     )
-    rendered: dict[str, Json] = bootstrap.to_dict(casing=cast("Casing", _proto_name))
+    rendered: dict[str, Json] = bootstrap.to_dict(casing=proto_name)
     manager = rendered["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     [filter_] = [one for one in manager["http_filters"] if one["name"] == AI_PROTOCOL_MANAGER]
     filter_["typed_config"].update(AI_PROTOCOL_SETTINGS)
     for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
         if route["name"].endswith(MESSAGES):
-            route["typed_per_filter_config"] = {AI_PROTOCOL_MANAGER: AI_PROTOCOL_MESSAGES}
+            route.setdefault("typed_per_filter_config", {})[AI_PROTOCOL_MANAGER] = AI_PROTOCOL_MESSAGES
     return rendered
 
 
-def _proto_name(field: str) -> str:
-    """The field's own name: betterproto2's snake case writes `consecutive_5xx` as `consecutive_5_xx`."""
-    return field
+def write(config: Config, output: Path) -> None:
+    """Write Envoy's configuration, and beside it the files that it names. Raises OSError when that fails."""
+    folder = output.absolute().parent
+    for name, text in secrets(config).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    output.write_text(to_yaml(render(config, folder=folder)), encoding="utf-8")
 
 
 def to_yaml(rendered: dict[str, Json]) -> str:

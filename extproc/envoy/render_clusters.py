@@ -3,6 +3,7 @@
 from envoy_data_plane.envoy.config.cluster.v3 import (
     CircuitBreakers,
     CircuitBreakersThresholds,
+    CircuitBreakersThresholdsRetryBudget,
     Cluster,
     ClusterCommonLbConfig,
     ClusterDiscoveryType,
@@ -47,8 +48,10 @@ from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPath
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.config import KEEPER_CLUSTER, WORKERS_CLUSTER, Config
+from extproc.config import KEEPER_CLUSTER, WORKERS_CLUSTER, Breakers, Config, Retries
 from extproc.envoy.contract import DESTINATION, HEALTH_CHECK_S, NOT_READY_AFTER, SERVED
+from extproc.envoy.render_answers import answer_filters
+from extproc.envoy.render_auth import jwks_clusters
 from extproc.envoy.render_parts import (
     FLOW_WINDOW,
     extension,
@@ -65,8 +68,9 @@ _ENDPOINT_METADATA = "envoy.lb"
 
 
 def clusters(config: Config) -> list[Cluster]:
-    """All clusters: the pools in the order of the file, then the workers and the keepers."""
-    return [*(_pool(name, config) for name in config.pools), _workers(config), _keeper(config)]
+    """All clusters: the pools in the order of the file, where tokens' keys are, then the workers and the keepers."""
+    pools = [_pool(name, config) for name in config.pools]
+    return [*pools, *jwks_clusters(config), _workers(config), _keeper(config)]
 
 
 def _pool(name: str, config: Config) -> Cluster:
@@ -94,9 +98,9 @@ def _pool(name: str, config: Config) -> Cluster:
         common_lb_config=ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=1.0)),
         # A host that discovery dropped leaves at once, not after its health checks fail as well.
         ignore_health_on_host_removal=True,
-        circuit_breakers=_no_breakers(),
+        circuit_breakers=_no_breakers(config.breakers.max_requests, config.breakers.max_pending, config.retries),
         health_checks=[_engine_health()],
-        outlier_detection=_engine_outliers(),
+        outlier_detection=_engine_outliers(config.breakers),
         typed_extension_protocol_options={
             _HTTP_OPTIONS: Any.pack(
                 HttpProtocolOptions(
@@ -106,6 +110,7 @@ def _pool(name: str, config: Config) -> Cluster:
                     explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=Http1ProtocolOptions()
                     ),
+                    http_filters=answer_filters(),
                 )
             )
         },
@@ -145,8 +150,8 @@ def _policy(name: str, message: OverrideHost | LeastRequest | RoundRobin) -> Loa
     return LoadBalancingPolicy(policies=[policy])
 
 
-def _no_breakers() -> CircuitBreakers:
-    """Limits out of the way.
+def _no_breakers(max_requests: int = 0, max_pending: int = 0, retries: Retries | None = None) -> CircuitBreakers:
+    """Limits out of the way, but for those that are configured; 0 stands for none.
 
     Envoy's defaults (1,024 requests, 3 retries at a time) would refuse long streams and the retries that an
     engine's death needs; how much a pool takes on is the sidecar's decision.
@@ -155,11 +160,19 @@ def _no_breakers() -> CircuitBreakers:
         thresholds=[
             CircuitBreakersThresholds(
                 max_connections=_UNLIMITED,
-                max_pending_requests=_UNLIMITED,
-                max_requests=_UNLIMITED,
+                max_pending_requests=max_pending or _UNLIMITED,
+                max_requests=max_requests or _UNLIMITED,
                 max_retries=_UNLIMITED,
+                retry_budget=_budget(retries) if retries else None,
             )
         ]
+    )
+
+
+def _budget(retries: Retries) -> CircuitBreakersThresholdsRetryBudget:
+    """Retries under way at once. A retry counts until the headers of its answer have come."""
+    return CircuitBreakersThresholdsRetryBudget(
+        budget_percent=Percent(value=retries.budget_percent), min_retry_concurrency=retries.min_concurrent
     )
 
 
@@ -182,17 +195,17 @@ def _engine_health() -> HealthCheck:
     )
 
 
-def _engine_outliers() -> OutlierDetection:
-    """Eject on failed connections and gateway errors only.
+def _engine_outliers(breakers: Breakers) -> OutlierDetection:
+    """Eject on failed connections and gateway errors only, for requests that Envoy picks an endpoint for by itself.
 
-    A 500 or a 4xx is an answer to one request and says nothing of the engine; 503 may mean a full queue, so it
-    takes ten in a row.
+    What the sidecar names is not looked at: it has breakers of its own. A 500 or a 4xx is an answer to one request and
+    says nothing of the engine; 503 may mean a full queue, so it takes ten in a row.
     """
     return OutlierDetection(
         interval=seconds(1),
-        base_ejection_time=seconds(5),
-        max_ejection_time=seconds(30),
-        max_ejection_percent=50,
+        base_ejection_time=seconds(breakers.open_s),
+        max_ejection_time=seconds(max(breakers.open_s, breakers.max_open_s)),
+        max_ejection_percent=round(100 * breakers.max_open_share),
         enforcing_consecutive_5xx=0,
         enforcing_success_rate=0,
         enforcing_failure_percentage=0,

@@ -8,15 +8,11 @@ from envoy_data_plane.envoy.config.accesslog.v3 import (
     AndFilter,
     ExtensionFilter,
     LogTypeFilter,
+    OrFilter,
+    ResponseFlagFilter,
 )
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRules
-from envoy_data_plane.envoy.config.core.v3 import (
-    ApiVersion,
-    BackoffStrategy,
-    RetryPolicy,
-    RetryPolicyRetryHostPredicate,
-    RuntimeFeatureFlag,
-)
+from envoy_data_plane.envoy.config.core.v3 import ApiVersion, RuntimeFeatureFlag
 from envoy_data_plane.envoy.data.accesslog.v3 import AccessLogType
 from envoy_data_plane.envoy.extensions.access_loggers.filters.cel.v3 import ExpressionFilter
 from envoy_data_plane.envoy.extensions.access_loggers.grpc.v3 import CommonGrpcAccessLogConfig, HttpGrpcAccessLogConfig
@@ -39,15 +35,15 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
 )
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
-from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import WORKERS_CLUSTER, Config
-from extproc.envoy.contract import METADATA
-from extproc.envoy.render_parts import extension, grpc_service, milliseconds
+from extproc.envoy.contract import EMITTED_TAG, FIRST_LIMIT, KEY_HEADERS, METADATA, SENT_TAG, STALL_LIMIT
+from extproc.envoy.render_auth import auth_filters
+from extproc.envoy.render_parts import EXT_PROC, extension, grpc_service, milliseconds, reconnect, seconds
 
 FIRST_BODY_TAG = "first_body_us"
 """Access-log tag: microseconds from the first byte of the request to the first body byte of the answer."""
@@ -72,18 +68,25 @@ AI_PROTOCOL_MESSAGES: dict[str, Json] = {
 """The same for routes of the Messages API, whose `input_tokens` lack what was read from the cache and what was added to
 it: read as OpenAI's, a prompt of 1,817 tokens with 1,728 cached counted as one of 25 with none (vLLM 0.32)."""
 
-_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "api-key", "x-api-key")
+_BROKEN_ATTEMPTS = ("UF", "UC", "UR", "UPE", "UT")
+"""Envoy's response flags of an attempt that brought no answer, or half of one."""
+_SECRET_HEADERS = (*KEY_HEADERS, "proxy-authorization", "cookie")
+_LONGEST_WAIT_S = 300
+"""The most that `overload.queue.max_wait_s` can be."""
 _INFLATE_CHUNK = 64 * 1024
 _INFLATE_RATIO = 1032
 
 
 def http_filters(config: Config) -> list[HttpFilter]:
-    """The chain: unpack gzip, ask the sidecar, read token usage on the way back, route."""
+    """The chain: let in, unpack gzip, ask the sidecar, read token usage on the way back, route."""
     return [
+        *auth_filters(config),
         _filter("envoy.filters.http.decompressor", _unpack()),
-        _filter("envoy.filters.http.ext_proc", _ext_proc(config)),
+        _filter(EXT_PROC, _ext_proc(config)),
         _filter(AI_PROTOCOL_MANAGER, AiProtocolManager()),
-        _filter("envoy.filters.http.router", Router(suppress_envoy_headers=True)),
+        _filter(
+            "envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=[_failed_attempts(config)])
+        ),
     ]
 
 
@@ -121,14 +124,16 @@ def _ext_proc(config: Config) -> ExternalProcessor:
     gateway = config.gateway
     return ExternalProcessor(
         # A worker that refuses the connection costs one more try, not the decision.
-        grpc_service=grpc_service(WORKERS_CLUSTER, retries=_reconnect(tries=2)),
+        grpc_service=grpc_service(WORKERS_CLUSTER, retries=reconnect(tries=2)),
         failure_mode_allow=gateway.fail_open,
         processing_mode=_processing_mode(config),
         # Envoy's default of 200 ms turns long prompts into 504.
         message_timeout=milliseconds(gateway.message_timeout_ms),
+        # What a worker may ask for while a request waits its turn.
+        max_message_timeout=seconds(_LONGEST_WAIT_S + gateway.message_timeout_ms / 1000),
         allow_mode_override=False,
-        # Routing headers such as Host stay Envoy's; ours are ordinary headers.
-        mutation_rules=HeaderMutationRules(disallow_system=True),
+        # Routing headers such as Host stay Envoy's; ours are ordinary headers, and limits are told to its router.
+        mutation_rules=HeaderMutationRules(disallow_system=True, allow_envoy=True if config.timeouts.differ else None),
         # Keys and cookies are no part of a decision, so they never leave Envoy.
         forward_rules=HeaderForwardingRules(
             disallowed_headers=ListStringMatcher(
@@ -164,38 +169,60 @@ def _processing_mode(config: Config) -> ProcessingMode:
     )
 
 
-def _reconnect(tries: int) -> RetryPolicy:
-    return RetryPolicy(
-        retry_on="connect-failure,refused-stream,reset-before-request",
-        num_retries=tries,
-        retry_back_off=BackoffStrategy(base_interval=milliseconds(5), max_interval=milliseconds(20)),
-        retry_host_predicate=[
-            RetryPolicyRetryHostPredicate(
-                name="envoy.retry_host_predicates.previous_hosts", typed_config=Any.pack(PreviousHostsPredicate())
-            )
-        ],
-        host_selection_retry_max_attempts=5,
-    )
-
-
 def access_logs(config: Config) -> list[AccessLog]:
-    """One entry a finished request; and for one that is tried anew, entries from then on, while it runs.
+    """One entry a finished request; and entries of some that run, at each interval.
 
-    The second kind tells early which endpoint has the request now: answers take minutes, and until their end the wrong
-    endpoint would be charged. Only the periodic entries of Envoy carry its attempts and our metadata (the entry of an
+    Of one that is tried anew they tell early which endpoint has the request now: answers take minutes, and until their
+    end the wrong endpoint would be charged. Of one that has a limit they tell whether its first token has come, and
+    whether it stands still. Only the periodic entries of Envoy carry its attempts and our metadata (the entry of an
     upstream stream has neither, in 1.40), so Envoy looks at each running request `ATTEMPTS_EVERY_S`, and writes next to
-    nothing.
+    nothing where there are no limits.
     """
     running = LogTypeFilter(types=[AccessLogType.DownstreamPeriodic])
     ended = LogTypeFilter(types=[AccessLogType.DownstreamPeriodic], exclude=True)
     again = ExtensionFilter(
         name="envoy.access_loggers.extension_filters.cel",
-        typed_config=Any.pack(ExpressionFilter(expression="upstream.request_attempt_count > 1")),
+        typed_config=Any.pack(ExpressionFilter(expression=_AGAIN + (_WATCHED if config.timeouts.differ else ""))),
     )
     both = [AccessLogFilter(log_type_filter=running), AccessLogFilter(extension_filter=again)]
     return [
         _access_log(config, AccessLogFilter(log_type_filter=ended)),
         _access_log(config, AccessLogFilter(and_filter=AndFilter(filters=both))),
+    ]
+
+
+def _failed_attempts(config: Config) -> AccessLog:
+    """One entry for each attempt that an engine failed; a request may have several, and be answered all the same.
+
+    The downstream entry tells of the last attempt only. Requests that go well write nothing here.
+    """
+    broken = AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=list(_BROKEN_ATTEMPTS)))
+    refused = AccessLogFilter(
+        extension_filter=ExtensionFilter(
+            name="envoy.access_loggers.extension_filters.cel",
+            typed_config=Any.pack(ExpressionFilter(expression="response.code >= 500 || response.code == 429")),
+        )
+    )
+    return _access_log(config, AccessLogFilter(or_filter=OrFilter(filters=[broken, refused])))
+
+
+_AGAIN = "upstream.request_attempt_count > 1"
+_OURS = f"metadata.filter_metadata['{METADATA}']"
+# Without a limit on silence, nothing more has to be known once the first byte has come.
+_WATCHED = (
+    f" || ('{STALL_LIMIT}' in {_OURS} && {_OURS}['{STALL_LIMIT}'] > 0.0)"
+    f" || ('{FIRST_LIMIT}' in {_OURS} && response.size == 0)"
+)
+
+
+def _tags(config: Config) -> list[CustomTag]:
+    first_body = CustomTag(tag=FIRST_BODY_TAG, value="%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%")
+    if not config.timeouts.differ:
+        return [first_body]
+    return [
+        first_body,
+        CustomTag(tag=EMITTED_TAG, value="%EMIT_TIME(%s.%3f)%"),
+        CustomTag(tag=SENT_TAG, value="%COMMON_DURATION(DS_RX_BEG:US_TX_BEG:us)%"),
     ]
 
 
@@ -211,7 +238,7 @@ def _access_log(config: Config, which: AccessLogFilter) -> AccessLog:
                     grpc_service=grpc_service(WORKERS_CLUSTER),
                     transport_api_version=ApiVersion.V3,
                     buffer_flush_interval=milliseconds(config.telemetry.access_log_flush_ms),
-                    custom_tags=[CustomTag(tag=FIRST_BODY_TAG, value="%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%")],
+                    custom_tags=_tags(config),
                 )
             )
         ),

@@ -1,5 +1,7 @@
 """Renders the public listener and its HTTP connection manager."""
 
+from pathlib import Path
+
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation as Mutation
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRemoveOnMatch
 from envoy_data_plane.envoy.config.core.v3 import (
@@ -21,43 +23,46 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config
-from extproc.envoy.contract import DESTINATION, METADATA, POOL, REASON
+from extproc.envoy.contract import AVOID, DESTINATION, METADATA, POOL, REASON
 from extproc.envoy.render_filters import ATTEMPTS_EVERY_S, access_logs, http_filters
 from extproc.envoy.render_parts import FLOW_WINDOW, extension, seconds, socket_address
 from extproc.envoy.render_replies import local_replies
 from extproc.envoy.render_routes import routes
+from extproc.envoy.render_tls import transport_socket
 
 TENANT = "x-warmpath-tenant"
 """Set by Envoy's authentication, never by the client."""
-FORGEABLE = (POOL, TENANT, REASON)
+FORGEABLE = (POOL, TENANT, REASON, AVOID)
 """Internal headers that a client may not set; those that begin with `DESTINATION` go as well."""
 
 _HEADERS_TIMEOUT_S = 10
-_READ_BUFFER = 64 * 1024
+READ_BUFFER = 64 * 1024
 
 
-def listener(config: Config) -> Listener:
-    """The one listener that clients reach."""
+def listener(config: Config, folder: Path | None = None) -> Listener:
+    """The one listener that clients reach; `folder` is where the files of `render_tls.secrets` lie."""
     return Listener(
         name="public",
         address=socket_address(config.gateway.listen),
         # Request bodies have their own limit on the route. This is what is read at once, and what a slow reader of
         # an answer holds in memory; times 1,032 it is also what one read of a gzip bomb can become.
-        per_connection_buffer_limit_bytes=_READ_BUFFER,
+        per_connection_buffer_limit_bytes=READ_BUFFER,
         filter_chains=[
             FilterChain(
+                transport_socket=transport_socket(config, folder),
                 filters=[
                     Filter(
-                        name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(_manager(config))
+                        name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(manager(config))
                     )
-                ]
+                ],
             )
         ],
     )
 
 
-def _manager(config: Config) -> HttpConnectionManager:
-    timeouts = config.timeouts
+def manager(config: Config) -> HttpConnectionManager:
+    """How requests of clients are read, decided and answered."""
+    timeouts, gateway = config.timeouts, config.gateway
     return HttpConnectionManager(
         stat_prefix="public",
         codec_type=HttpConnectionManagerCodecType.AUTO,
@@ -71,10 +76,13 @@ def _manager(config: Config) -> HttpConnectionManager:
         early_header_mutation_extensions=[_strip_forged_headers()],
         common_http_protocol_options=HttpProtocolOptions(
             # First byte in to last byte out: the route's own timeout starts only once the request has arrived.
-            max_stream_duration=seconds(timeouts.request_s) if timeouts.request_s else None,
+            # A rule that allows more than the rest is kept within by the route's alone.
+            max_stream_duration=seconds(longest_s) if (longest_s := timeouts.longest_request_s) else None,
             # Codex names its session in `session_id`.
             headers_with_underscores_action=HttpProtocolOptionsHeadersWithUnderscoresAction.ALLOW,
+            max_headers_count=gateway.max_header_count,
         ),
+        max_request_headers_kb=gateway.max_headers_kb,
         http2_protocol_options=Http2ProtocolOptions(
             max_concurrent_streams=1000,
             initial_stream_window_size=FLOW_WINDOW,
@@ -82,6 +90,7 @@ def _manager(config: Config) -> HttpConnectionManager:
         ),
         stream_idle_timeout=seconds(timeouts.stream_idle_s),
         request_headers_timeout=seconds(_HEADERS_TIMEOUT_S),
+        request_timeout=seconds(gateway.receive_s) if gateway.receive_s else None,
         use_remote_address=True,
         normalize_path=True,
         merge_slashes=True,

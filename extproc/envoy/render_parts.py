@@ -2,23 +2,39 @@
 
 import datetime
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import betterproto2
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
+    BackoffStrategy,
     GrpcService,
     GrpcServiceEnvoyGrpc,
     Pipe,
     RetryPolicy,
+    RetryPolicyRetryHostPredicate,
     SocketAddress,
     TypedExtensionConfig,
 )
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import split_address
 
+if TYPE_CHECKING:
+    from betterproto2 import Casing
+
+EXT_PROC = "envoy.filters.http.ext_proc"
 FLOW_WINDOW = 1 << 20
 """Flow-control window of one HTTP/2 stream: a whole long prompt without a round trip, little memory a client."""
+
+
+def _as_it_is(field: str) -> str:
+    return field
+
+
+proto_name = cast("Casing", _as_it_is)
+"""Casing that keeps a field's own name: betterproto2's snake case writes `consecutive_5xx` as `consecutive_5_xx`."""
 
 
 def seconds(value: float) -> datetime.timedelta:
@@ -51,6 +67,21 @@ def grpc_service(cluster: str, retries: RetryPolicy | None = None) -> GrpcServic
     """A gRPC service behind one of our own clusters."""
     return GrpcService(
         envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=cluster, skip_envoy_headers=True), retry_policy=retries
+    )
+
+
+def reconnect(tries: int) -> RetryPolicy:
+    """Ask the next worker when one refuses the call; it has seen nothing of it then."""
+    return RetryPolicy(
+        retry_on="connect-failure,refused-stream,reset-before-request",
+        num_retries=tries,
+        retry_back_off=BackoffStrategy(base_interval=milliseconds(5), max_interval=milliseconds(20)),
+        retry_host_predicate=[
+            RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts", typed_config=Any.pack(PreviousHostsPredicate())
+            )
+        ],
+        host_selection_retry_max_attempts=5,
     )
 
 

@@ -1,6 +1,13 @@
 """Renders the routes: the sidecar's choice of pool, the fallback without one, and retries."""
 
+import msgspec
+from envoy_data_plane.envoy.config.core.v3 import (
+    HeaderValue,
+    HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
+)
 from envoy_data_plane.envoy.config.route.v3 import (
+    DirectResponseAction,
     HeaderMatcher,
     RetryPolicy,
     RetryPolicyRetryBackOff,
@@ -14,28 +21,72 @@ from envoy_data_plane.envoy.config.route.v3 import (
     RouteMatch,
     VirtualHost,
 )
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import ExtProcOverrides, ExtProcPerRoute
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
-from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher
+from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.config import Config
-from extproc.envoy.contract import POOL
-from extproc.envoy.render_parts import milliseconds, seconds
+from extproc.config import Config, Gateway
+from extproc.config_gateway import GatewayRoute
+from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, POOL
+from extproc.envoy.render_auth import hidden_headers
+from extproc.envoy.render_parts import EXT_PROC, milliseconds, seconds
+from extproc.envoy.render_relay import relay_routes
+from extproc.errors import UnknownPathError
 from extproc.request import session
+from extproc.request.shapes import PATHS
 
 _RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
 _HOST_ATTEMPTS = 5
 
 MESSAGES = "-messages"
 """What the names of routes of Anthropic's Messages API end with: its answers count cached tokens apart."""
-_MESSAGES_PATH = ".*/v1/messages/*"
-"""Whole path without the query, as `request.shapes` reads it: behind any prefix, slashes at the end passed over."""
+_MESSAGES_CALL = HeaderMatcher(
+    name=":path",
+    string_match=StringMatcher(safe_regex=RegexMatcher(regex=r"[^?]*/v1/messages/*(\?.*)?")),
+)
+"""Its path as `request.shapes` reads it: behind any prefix, slashes at the end and the query passed over."""
+_PICKED = [HeaderMatcher(name=POOL, present_match=True)]
+_KNOWN = ("/v1/models", *PATHS)
+"""Paths that are served, with what lies below them: what Warmpath reads, and what goes with it."""
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """Requests that the same rules are for.
+
+    Attributes:
+        path: path that they are at or below; empty for all others.
+        rules: their own rules.
+    """
+
+    path: str = ""
+    rules: GatewayRoute | None = None
+
+    def match(self, headers: list[HeaderMatcher]) -> RouteMatch:
+        """What finds them, among requests with such headers."""
+        if below := self.path.rstrip("/"):
+            return RouteMatch(path_separated_prefix=below, headers=headers)
+        return RouteMatch(prefix="/", headers=headers)
+
+    def named(self, kind: str) -> str:
+        """Name of their route of some kind, such as `fallback` or `fallback /v1/embeddings`."""
+        return f"{kind} {self.path}" if self.path else kind
+
+
+def scopes(gateway: Gateway) -> list[Scope]:
+    """Paths with rules of their own, and then all others that are served; the longest first."""
+    own = {route.path.rstrip("/"): Scope(route.path, route) for route in gateway.routes}
+    others = _KNOWN if gateway.only_known_paths else [""]
+    served = {**{path: Scope(path) for path in others}, **own}
+    return [served[path] for path in sorted(served, key=len, reverse=True)]
 
 
 def routes(config: Config) -> RouteConfiguration:
-    """One virtual host for every name; TLS and host names belong to whoever stands before Warmpath."""
+    """One virtual host for every name; host names belong to whoever stands before Warmpath."""
     default_pool = next(iter(config.models.values())).pool
-    picked = [HeaderMatcher(name=POOL, present_match=True)]
+    picked = _action(config, RouteAction(cluster_header=POOL))
+    fallback = _action(config, RouteAction(cluster=default_pool))
+    everything = scopes(config.gateway)
     return RouteConfiguration(
         name="warmpath",
         virtual_hosts=[
@@ -43,24 +94,57 @@ def routes(config: Config) -> RouteConfiguration:
                 name="warmpath",
                 domains=["*"],
                 routes=[
-                    *_routes("picked", picked, _action(config, RouteAction(cluster_header=POOL))),
-                    *_routes("fallback", [], _action(config, RouteAction(cluster=default_pool))),
+                    *relay_routes(config),
+                    *(route for scope in everything for route in _routes("picked", scope, _PICKED, picked)),
+                    *(route for scope in everything for route in _routes("fallback", scope, [], fallback)),
+                    *([_unknown()] if config.gateway.only_known_paths else []),
                 ],
                 request_body_buffer_limit=config.gateway.max_body_bytes,
             )
         ],
+        request_headers_to_remove=hidden_headers(config),
+        response_headers_to_add=[_says_who_answers()],
         # The pool comes from the sidecar at run time, so clusters are looked up when it is named.
         validate_clusters=False,
     )
 
 
-def _routes(name: str, headers: list[HeaderMatcher], action: RouteAction) -> list[Route]:
+def _says_who_answers() -> HeaderValueOption:
+    """Name the model that answers in place of the one that was asked for; an engine cannot say so in its stead."""
+    return HeaderValueOption(
+        header=HeaderValue(key=FALLBACK_HEADER, value=f"%DYNAMIC_METADATA({METADATA}:{FALLBACK})%"),
+        append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+
+
+def _routes(kind: str, scope: Scope, headers: list[HeaderMatcher], action: RouteAction) -> list[Route]:
     """The route of the Messages API, which the AI protocol manager reads in another way, and that of the others."""
-    messages = RouteMatch(safe_regex=RegexMatcher(regex=_MESSAGES_PATH), headers=headers)
+    name = scope.named(kind)
     return [
-        Route(name=name + MESSAGES, match=messages, route=action),
-        Route(name=name, match=RouteMatch(prefix="/", headers=headers), route=action),
+        _route(name + MESSAGES, scope, [*headers, _MESSAGES_CALL], action),
+        _route(name, scope, headers, action),
     ]
+
+
+def _route(name: str, scope: Scope, headers: list[HeaderMatcher], action: RouteAction) -> Route:
+    route = Route(name=name, match=scope.match(headers), route=action)
+    rules = scope.rules
+    if rules and rules.max_body_bytes is not None:
+        route.request_body_buffer_limit = rules.max_body_bytes
+    if rules and rules.fail_open is not None:
+        overrides = ExtProcPerRoute(overrides=ExtProcOverrides(failure_mode_allow=rules.fail_open))
+        route.typed_per_filter_config = {EXT_PROC: Any.pack(overrides)}
+    return route
+
+
+def _unknown() -> Route:
+    """Nobody decides about paths that are not served. The answer is written by `render_replies`."""
+    return Route(
+        name="unknown",
+        match=RouteMatch(prefix="/"),
+        direct_response=DirectResponseAction(status=UnknownPathError.status),
+        typed_per_filter_config={EXT_PROC: Any.pack(ExtProcPerRoute(disabled=True))},
+    )
 
 
 def _action(config: Config, action: RouteAction) -> RouteAction:

@@ -23,6 +23,7 @@ POOL_KEY: Final = "pool"
 """Key in our metadata namespace that holds the decision's pool."""
 
 _LB: Final = "envoy.lb"
+_OK: Final = 200
 _OVERWRITE: Final = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 CONSTANT: Final[dict[Action, bytes]] = {
@@ -61,6 +62,17 @@ def on_body(decision: Decision | None) -> bytes:
     if decision.body is not None:
         common.body_mutation.body = decision.body
         _set_header(common.header_mutation, "content-length", b"%d" % len(decision.body))
+    serialised: bytes = reply.SerializeToString()
+    return serialised
+
+
+def patience(seconds: float) -> bytes:
+    """Reply that answers nothing yet: the gateway is to wait so much longer, if its configuration allows that.
+
+    It may be sent once for each message of the gateway, which then starts its timer anew.
+    """
+    reply = pb.ProcessingResponse()
+    reply.override_message_timeout.FromMilliseconds(max(1, round(seconds * 1000)))
     serialised: bytes = reply.SerializeToString()
     return serialised
 
@@ -106,10 +118,24 @@ def refusal(error: WarmpathError) -> bytes:
     return serialised
 
 
+def answer(body: bytes) -> bytes:
+    """Reply that answers the client with 200 and this JSON."""
+    reply = pb.ProcessingResponse()
+    answered = reply.immediate_response
+    answered.status.code = _OK
+    answered.body = body
+    answered.details = "warmpath_answered"
+    _set_header(answered.headers, "content-type", b"application/json")
+    serialised: bytes = reply.SerializeToString()
+    return serialised
+
+
 def _pick(reply: Any, common: Any, decision: Decision) -> None:
     """Write the pick as headers and as metadata. `clear_route_cache` makes Envoy route again, by our pool header."""
     common.clear_route_cache = True
     _set_header(common.header_mutation, POOL, decision.pool.encode())
+    for name, told in decision.headers.items():
+        _set_header(common.header_mutation, name, told.encode())
     fields = reply.dynamic_metadata.fields
     if decision.destinations:
         destinations = ",".join(decision.destinations)

@@ -9,33 +9,21 @@ import msgspec
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 
-from extproc.config import BodyMode
 from extproc.envoy import incoming, replies
-from extproc.envoy.contract import Call, Decision
+from extproc.envoy.contract import Answered, Call, Decision
 from extproc.envoy.counts import Counts
 from extproc.envoy.decisions import Decisions
+from extproc.envoy.endable import Endable
 from extproc.envoy.exchange import Action, Exchange, Message, Phase
-from extproc.errors import BodyTooLargeError, OverloadedError, WarmpathError
+from extproc.envoy.limits import Limits
+from extproc.envoy.line import StreamLine
+from extproc.errors import BodyTooLargeError, OverloadedError, TimeLimitError, WarmpathError
 
 _log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process takes on.
-
-    Attributes:
-        body_mode: mode assumed for a gateway that does not name its own.
-        fail_open: a fault of ours lets the request go on without a pick; otherwise it is answered 500.
-        max_body_bytes: largest request body; a larger one is answered 413.
-        max_held_bytes: duplex bodies held at once by all streams; past it a request is answered 429.
-    """
-
-    body_mode: BodyMode = "buffered"
-    fail_open: bool = True
-    max_body_bytes: int = 32 * 1024 * 1024
-    max_held_bytes: int = 512 * 1024 * 1024
+_GRACE_S = 1.0
+"""How much later than the gateway a stream ends a request that takes too long: its own answer comes first."""
 
 
 class Stream:
@@ -50,18 +38,25 @@ class Stream:
         "_decision",
         "_decisions",
         "_echoes",
+        "_endable",
         "_exchange",
         "_held",
         "_limits",
+        "_line",
         "_pending",
         "_served",
+        "_timer",
     )
 
-    def __init__(self, context: Context, limits: Limits, counts: Counts, decisions: Decisions) -> None:
+    def __init__(
+        self, context: Context, limits: Limits, counts: Counts, decisions: Decisions, endable: Endable
+    ) -> None:
         self._context = context
         self._limits = limits
         self._counts = counts
         self._decisions = decisions
+        self._endable = endable
+        self._timer: asyncio.Task[None] | None = None
         self._exchange = Exchange(Phase.START_BUFFERED)
         self._echoes = False
         self._call = Call("", "", {})
@@ -70,6 +65,7 @@ class Stream:
         self._body = b""
         self._pending: asyncio.Task[Decision] | None = None
         self._decision: Decision | None = None
+        self._line = StreamLine(context)
         self._served = ""
 
     async def run(self) -> None:
@@ -94,6 +90,11 @@ class Stream:
             self._decisions.settle(self._decision, self._served)
         elif action is Action.ABANDON and self._pending is not None:
             self._decisions.abandon(self._pending)
+            self._line.leave()
+        if self._decision is not None and self._decision.limited:
+            self._endable.remove(self._decision.charge_id)
+        if self._timer is not None:
+            self._timer.cancel()
         self._counts.held_bytes -= self._held
         self._counts.unexpected += self._exchange.unexpected
 
@@ -147,8 +148,9 @@ class Stream:
         counts, limits = self._counts, self._limits
         self._held += len(chunk)
         counts.held_bytes += len(chunk)
-        if self._held > limits.max_body_bytes:
-            return BodyTooLargeError(f"The request body is larger than {limits.max_body_bytes} bytes.")
+        largest = limits.largest_body(self._call.path)
+        if self._held > largest:
+            return BodyTooLargeError(f"The request body is larger than {largest} bytes.")
         if counts.held_bytes > limits.max_held_bytes:
             return OverloadedError("too many request bodies are being received at once")
         self._chunks.append(chunk)
@@ -157,11 +159,14 @@ class Stream:
     async def _decide(self) -> None:
         self._body = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
-        call = msgspec.structs.replace(self._call, body=self._body) if self._body else self._call
+        call = msgspec.structs.replace(self._call, body=self._body, line=self._line)
         self._pending = self._decisions.decide(call)
         try:
             # Shielded: when the stream is cancelled here, `close` still settles what comes of it.
             decision = await asyncio.shield(self._pending)
+        except Answered as answered:
+            self._counts.answered += 1
+            await self._answer_directly(replies.answer(answered.body))
         except WarmpathError as error:
             await (self._fail(error) if error.status == WarmpathError.status else self._refuse(error))
         except Exception as error:  # noqa: BLE001  # any fault of a decision fails open, and is counted and logged
@@ -170,12 +175,34 @@ class Stream:
             self._counts.decided += 1
             self._decision = decision if self._body else _as_it_came(decision)
             await self._answer()
+            if decision.limited:
+                self._endable.add(decision.charge_id, self)
+            if decision.total_s > 0.0:
+                self._timer = asyncio.create_task(self._expire(decision.total_s + _GRACE_S))
+
+    async def _expire(self, after_s: float) -> None:
+        """End the request if nobody else does."""
+        await asyncio.sleep(after_s)
+        self._timer = None
+        await self.end(TimeLimitError("The request took longer than this gateway allows."))
+
+    async def end(self, error: WarmpathError) -> bool:
+        """See `endable.Ends`."""
+        if not self._exchange.expects(Message.EXPIRED):
+            return False
+        self._exchange.feed(Message.EXPIRED)
+        try:
+            await self._context.write(replies.refusal(error))
+        except (grpc.aio.BaseError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            # It ended, or its end was being answered, at this very moment.
+            return False
+        return True
 
     async def _fail(self, error: Exception) -> None:
         """A fault of ours. The error's own text stays out of the log: it may quote the request."""
         where = "".join(traceback.format_tb(error.__traceback__))
         _log.error("decision failed with %s at\n%s", type(error).__name__, where)
-        if not self._limits.fail_open:
+        if not self._limits.fails_open(self._call.path):
             await self._refuse(WarmpathError("the request could not be routed"))
             return
         self._counts.failed_open += 1
@@ -184,9 +211,13 @@ class Stream:
     async def _refuse(self, error: WarmpathError) -> None:
         refused = self._counts.refused
         refused[error.reason] = refused.get(error.reason, 0) + 1
+        await self._answer_directly(replies.refusal(error))
+
+    async def _answer_directly(self, reply: bytes) -> None:
+        """Answer the client directly."""
         self._exchange.feed(Message.REFUSED)
         self._release()
-        await self._context.write(replies.refusal(error))
+        await self._context.write(reply)
 
     async def _answer(self) -> None:
         """Send what is owed, with the pick when there is one."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from extproc.config import Config
 from extproc.config_file import load
-from extproc.envoy.render import render, to_yaml
+from extproc.envoy import gateway_files
+from extproc.envoy.render import write
 from extproc.errors import ConfigError
 from extproc.overrides import overlay
 
@@ -64,7 +66,8 @@ def check(path: Path, settings: Sequence[str] = ()) -> Report:
     try:
         config = overlay(load(path), settings)
         binary = envoy_binary()
-        validate(to_yaml(render(config)), binary)
+        gateway_files.check(config, str(path))
+        _validate(config, binary)
         found = version(binary)
     except ConfigError as error:
         return Report(file=str(path), ok=False, error=str(error))
@@ -104,7 +107,18 @@ def validate(envoy_yaml: str, binary: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="warmpath-check-") as folder:
         file = Path(folder) / "envoy.yaml"
         file.write_text(envoy_yaml, encoding="utf-8")
-        done = _run([str(binary), "--mode", "validate", "--log-level", "error", "-c", str(file)])
+        _validate_file(file, binary)
+
+
+def _validate(config: Config, binary: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="warmpath-check-") as folder:
+        file = Path(folder) / "envoy.yaml"
+        write(config, file)
+        _validate_file(file, binary)
+
+
+def _validate_file(file: Path, binary: Path) -> None:
+    done = _run([str(binary), "--mode", "validate", "--log-level", "error", "-c", str(file)])
     if done.returncode != 0:
         raise ConfigError(f"Envoy refuses the rendered configuration: {_complaint(done.stderr + done.stdout)}")
 

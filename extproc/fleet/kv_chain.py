@@ -148,9 +148,8 @@ class Chain:
             case Stored():
                 yield from self._store(event)
             case Removed():
-                self.left_out.unknown += sum(1 for key in event.hashes if not self._find(key))
-                for tier in Tier if event.tier is None else (event.tier,):
-                    yield from self._remove(tier, event.hashes)
+                for start in range(0, len(event.hashes), _AT_A_TIME):
+                    yield from self._removed(event, event.hashes[start : start + _AT_A_TIME])
             case Moved():
                 yield from self._move(event)
             case Cleared():
@@ -229,6 +228,14 @@ class Chain:
             yield Change(tier, False, replaced)
         if new:
             yield Change(tier, True, new)
+
+    def _removed(self, event: Removed, ids: Sequence[int]) -> Iterator[Change]:
+        unknown = sum(1 for key in ids if not self._find(key))
+        self.left_out.unknown += unknown
+        for tier in Tier if event.tier is None else (event.tier,):
+            yield from self._remove(tier, ids)
+        if unknown == len(ids) == _AT_A_TIME:
+            yield Change(Tier.GPU, False, [])  # nothing changed, but it took a step's time
 
     def _remove(self, tier: Tier, ids: Sequence[int]) -> Iterator[Change]:
         table, gone = self._tables[tier], list[int]()

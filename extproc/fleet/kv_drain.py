@@ -15,6 +15,7 @@ from extproc.engines.kv_layout import Layout
 from extproc.engines.kv_trtllm import MAX_ANSWER_BYTES, Drained, decoding
 from extproc.errors import EngineError
 from extproc.fleet.kv_profile import Counts, Engine, Profile
+from extproc.fleet.kv_tally import Losses
 
 BUSY_S: Final = 0.1
 """Pause after an answer with events."""
@@ -77,6 +78,7 @@ class DrainSource:
         self._counts = counts
         self._layout = Layout()
         self._last: dict[int, int] = {}
+        self._losses: dict[int, Losses] = {}
         self._answers: list[bytes] = []
 
     def answered(self, answer: bytes | None, now: float) -> None:
@@ -116,9 +118,13 @@ class DrainSource:
         profile = self.profiles.get(rank)
         if profile is None:
             profile = self.profiles[rank] = Profile(self._endpoint, rank, self._counts, now)
+            self._losses[rank] = Losses()
         how = verdict(self._last.get(rank), drained)
         if how in {"gap", "restart"}:
             profile.forget(engine)
+            if self._losses[rank].too_often(now):
+                self._counts.streams.senseless += 1
+                profile.pause(now)
             if how == "gap":
                 self._counts.gap += 1
                 self._counts.streams.gaps += 1

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import aiohttp
 
 from extproc.clock import Clock
-from extproc.config import ProfileMode
+from extproc.config import EventSettings, ProfileMode
 from extproc.errors import EngineError
+from extproc.fleet.kv_address import check
 from extproc.fleet.kv_chain import Chain
 from extproc.fleet.kv_drain import DrainSource, drain
 from extproc.fleet.kv_profile import Counts, Engine, Profile
@@ -43,6 +44,18 @@ class _Reading(Protocol):
     def close(self) -> None: ...
 
 
+class Wanted(NamedTuple):
+    """What a pool wants of its endpoints' events.
+
+    Attributes:
+        mode: mode of its profiles.
+        settings: where its engines publish, as configured.
+    """
+
+    mode: ProfileMode
+    settings: EventSettings
+
+
 class KvEndpoint:
     """One endpoint whose events this keeper reads.
 
@@ -55,7 +68,7 @@ class KvEndpoint:
         pool: str,
         endpoint: str,
         state: EndpointState,
-        mode: ProfileMode,
+        wanted: Wanted,
         sockets: Sockets,
         counts: Counts,
         clock: Clock,
@@ -66,13 +79,14 @@ class KvEndpoint:
             pool: pool name.
             endpoint: endpoint id.
             state: its state.
-            mode: mode of profiles in its pool.
+            wanted: what its pool wants.
             sockets: opens sockets.
             counts: what happens is counted here.
             clock: time.
         """
         self._pool = pool
         self._endpoint = endpoint
+        self._wanted = wanted
         self._sockets = sockets
         self._counts = counts
         self._clock = clock
@@ -82,22 +96,23 @@ class KvEndpoint:
         self._shut: list[Telling] = []
         self._calls: dict[Source, asyncio.Task[bytes]] = {}
         self._going: Iterator[None] | None = None
-        self._see(state, mode)
+        self._see(state)
 
-    def see(self, state: EndpointState, mode: ProfileMode) -> None:
-        """Open and close sources as a newer state says; those of another host are others."""
-        if state is self.state and mode == self._engine.mode and not self._failed:
+    def see(self, state: EndpointState, wanted: Wanted) -> None:
+        """Open and close sources as a newer state says; those of another host, or other settings, are others."""
+        before, self._wanted = self._wanted, wanted
+        if state is self.state and wanted == before and not self._failed:
             return
-        if _host(state) != _host(self.state):
+        if _host(state) != _host(self.state) or wanted.settings != before.settings:
             for source in list(self._readings):
                 self._close(source)
-        self._see(state, mode)
+        self._see(state)
 
-    def _see(self, state: EndpointState, mode: ProfileMode) -> None:
+    def _see(self, state: EndpointState) -> None:
         self.state = state
         ranks = max(1, state.ranks, len(state.sources))
         copies = state.kind == "vllm"
-        self._engine = Engine(mode, state.started_at, state.block_tokens, state.kv_blocks // ranks, copies)
+        self._engine = Engine(self._wanted.mode, state.started_at, state.block_tokens, state.kv_blocks // ranks, copies)
         for source in self._readings.keys() - set(state.sources):
             self._close(source, others=len(state.sources) > 0)
         now = self._clock.monotonic()
@@ -125,6 +140,8 @@ class KvEndpoint:
         """Open a source; None for one of a way that only newer keepers know. Raises EngineError when it cannot be."""
         if not 0 <= source.rank < _MOST_RANKS:
             raise EngineError(f"rank {source.rank} is beyond the {_MOST_RANKS} data-parallel ranks that are read")
+        if source.way in {"drain", "zmq"}:
+            check(source, _host(self.state), self._wanted.settings)
         if source.way == "drain":
             return DrainSource(self._endpoint, self._counts)
         if source.way == "zmq":

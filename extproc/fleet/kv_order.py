@@ -16,18 +16,23 @@ Rules:
   burst, or before a subscription took effect, and an engine that started again and has nothing to tell yet.
 - An engine's router socket drops answers that its peer does not fetch in time, with no sign but their numbers: what is
   missing is asked for again as long as each replay gets further.
-- A replay that brings nothing new, or no answer, `TRIES` times in a row is given up for a while. Without one, the first
-  live batch is the beginning, and no gap can be filled.
+- A replay that brings nothing new, or no answer, `TRIES` times in a row is given up for a while. So is one that has no
+  end: what it brings must not keep a stream out of step for ever. Without one, the first live batch is the beginning,
+  and no gap can be filled.
+- A stream that had to be forgotten too often (`kv_tally.Losses`) makes no sense: numbers that jump back and
+  forth, or one loss after another. It is not listened to for `REST_S`, and begins anew after that.
 
 Protocol: `vllm/distributed/kv_events.py`.
 """
 
-from collections import deque
 from enum import StrEnum
 from typing import Final, Literal
 
 import msgspec
 from xxhash import xxh3_64_intdigest
+
+from extproc.fleet.kv_held import Held, Room
+from extproc.fleet.kv_tally import Losses, Tally
 
 REPLAY_S: Final = 5.0
 """Longest wait for the first answer of a replay. vLLM looks for requests every 0.1 s, between two batches."""
@@ -37,8 +42,9 @@ CHECK_S: Final = 10.0
 TRIES: Final = 3
 REST_S: Final = 30.0
 """Pause before a replay that was given up is tried again."""
-_MOST_HELD: Final = 10_000
-_MOST_HELD_BYTES: Final = 32 * 1024 * 1024
+LONGEST_S: Final = 300.0
+"""Longest time from a question to the end of its replay, further ones that it took included. A keeper that starts
+beside 100 busy engines reads a million batches."""
 
 
 class Phase(StrEnum):
@@ -50,6 +56,8 @@ class Phase(StrEnum):
     """Live batches wait for the end of a replay."""
     IN_STEP = "in_step"
     """Every batch is taken in as it comes."""
+    LEFT_ALONE = "left_alone"
+    """It made no sense: nothing is taken in."""
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):
@@ -88,20 +96,6 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 Action = Forget | Begin | Apply | Ask
 
 
-class Tally(msgspec.Struct, gc=False):
-    """Counted since the start.
-
-    Attributes:
-        gaps: times that numbers were missing.
-        replays: those that were answered to the end, but for checks.
-        unanswered: those that were not answered in time.
-    """
-
-    gaps: int = 0
-    replays: int = 0
-    unanswered: int = 0
-
-
 class _Asked(msgspec.Struct):
     """A replay that is out.
 
@@ -110,6 +104,7 @@ class _Asked(msgspec.Struct):
         print: fingerprint of that batch; None when there is none.
         until: when it is given up, unless an answer comes.
         check: nothing is known to be missing.
+        repair: something was known when it was asked for, and more than the first connection was the reason.
         answered: at least one answer came.
         hole: an answer was missing between others.
     """
@@ -118,6 +113,7 @@ class _Asked(msgspec.Struct):
     print: int | None
     until: float
     check: bool
+    repair: bool
     answered: bool = False
     hole: bool = False
 
@@ -130,17 +126,21 @@ class Order:
         tally: what was counted.
     """
 
-    def __init__(self, *, replay: bool, tally: Tally | None = None) -> None:
+    def __init__(self, *, replay: bool, tally: Tally | None = None, room: Room | None = None) -> None:
         """Call `begin` first.
 
         Args:
             replay: whether the engine has a replay socket.
             tally: counted here; several streams may share it.
+            room: memory for batches that wait; likewise.
         """
         self.tally = tally or Tally()
         self._has_replay = replay
         self._rests_until = 0.0
-        self._held: deque[Apply] = deque()
+        self._ends_by = 0.0
+        self._is_connected = False
+        self._losses = Losses()
+        self._held = Held(room or Room())
         self._reset(0.0)
 
     def _reset(self, now: float) -> None:
@@ -151,26 +151,37 @@ class Order:
         self._tries = 0
         self._heard_at = now
         self._asked: _Asked | None = None
-        self._held.clear()
-        self._held_bytes = 0
+        self._held.take()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a replay is out; nobody waits for answers otherwise."""
+        return self._asked is not None
 
     def begin(self, now: float) -> list[Action]:
         """Begin with nothing known: sockets were opened, or the engine is another one."""
         self._reset(now)
         return self._ask(now) if self._can_replay(now) else []
 
+    def end(self) -> None:
+        """Nothing is read any more: let go of what waits."""
+        self._reset(0.0)
+
     def reconnected(self, now: float) -> list[Action]:
         """A connection to the engine came about."""
+        first, self._is_connected = not self._is_connected, True
         known = self._next is not None and self.phase is Phase.IN_STEP
-        return self._ask(now) if known and self._can_replay(now) else []
+        return self._ask(now, repair=not first) if known and self._can_replay(now) else []
 
     def live(self, seq: int, payload: bytes, now: float) -> list[Action]:
         """A batch was published."""
+        if self.phase is Phase.LEFT_ALONE:
+            return []
         self._heard_at = now
         actions = self._another_life(now) if seq <= self._live else []
         self._live = seq
         if self.phase is Phase.REPLAYING:
-            self._hold(Apply(seq, payload))
+            self._held.put(Apply(seq, payload))
             return actions
         return actions + self._take(Apply(seq, payload), now)
 
@@ -210,13 +221,19 @@ class Order:
             # No batch is kept, so none was ever published.
             self._next = 0
             actions.append(Begin(True))
-        self.tally.replays += not asked.check
+        self.tally.replays += asked.repair and not asked.check
         self.phase = Phase.IN_STEP
         return actions + self._release(now)
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         asked = self._asked
+        if self.phase is Phase.LEFT_ALONE:
+            return [] if now < self._rests_until else self.begin(now)
+        if asked is not None and now >= self._ends_by:
+            self.tally.endless += 1
+            self._asked, self._rests_until = None, now + REST_S
+            return [] if asked.check else self._without_replay(now)
         if asked is not None:
             if now < asked.until:
                 return []
@@ -233,11 +250,13 @@ class Order:
     def _can_replay(self, now: float) -> bool:
         return self._has_replay and now >= self._rests_until
 
-    def _ask(self, now: float, *, check: bool = False) -> list[Action]:
+    def _ask(self, now: float, *, check: bool = False, repair: bool = True) -> list[Action]:
+        if self.phase is not Phase.REPLAYING:
+            self._ends_by = now + LONGEST_S
         if not check:
             self.phase = Phase.REPLAYING
         start = max((self._next or 0) - 1, 0)
-        self._asked = _Asked(start, self._print, now + REPLAY_S, check)
+        self._asked = _Asked(start, self._print, now + REPLAY_S, check, repair and self._next is not None)
         return [Ask(start)]
 
     def _again(self, now: float) -> list[Action]:
@@ -253,6 +272,8 @@ class Order:
 
     def _take(self, batch: Apply, now: float) -> list[Action]:
         """A live batch, whose turn it is if nothing is missing before it."""
+        if self.phase is Phase.LEFT_ALONE:
+            return []
         if self._next is None:
             self.phase = Phase.IN_STEP
             return [Begin(batch.seq == 0), *self._apply(batch)]
@@ -261,7 +282,7 @@ class Order:
         if batch.seq == self._next:
             return self._apply(batch)
         self.tally.gaps += 1
-        self._hold(batch)
+        self._held.put(batch)
         return self._again(now)
 
     def _apply(self, batch: Apply) -> list[Action]:
@@ -269,34 +290,38 @@ class Order:
         self._print = xxh3_64_intdigest(batch.payload)
         return [batch]
 
-    def _hold(self, batch: Apply) -> None:
-        """Keep a live batch for later. One that finds no room is missed, which the next one shows."""
-        if len(self._held) < _MOST_HELD and self._held_bytes + len(batch.payload) <= _MOST_HELD_BYTES:
-            self._held.append(batch)
-            self._held_bytes += len(batch.payload)
-
     def _release(self, now: float) -> list[Action]:
         """Take in what was held back, up to the first gap."""
         actions: list[Action] = []
-        held, self._held, self._held_bytes = self._held, deque(), 0
+        held = self._held.take()
         while held and self.phase is not Phase.REPLAYING:
             actions += self._take(held.popleft(), now)
         for batch in held:
-            self._hold(batch)
+            self._held.put(batch)
         return actions
 
     def _another_life(self, now: float) -> list[Action]:
         self._reset(now)
-        return [Forget("restart"), *(self._ask(now) if self._can_replay(now) else [])]
+        asks = not self._makes_no_sense(now) and self._can_replay(now)
+        return [Forget("restart"), *(self._ask(now) if asks else [])]
 
     def _lost(self, now: float) -> list[Action]:
         """The replay does not reach back: begin with the oldest batch that it has."""
         self._next = self._print = None
-        return [Forget("gap"), *self._ask(now)]
+        return [Forget("gap"), *([] if self._makes_no_sense(now) else self._ask(now))]
 
     def _without_replay(self, now: float) -> list[Action]:
         """Begin with the oldest batch that was held back."""
         actions: list[Action] = [Forget("gap")] if self._next is not None else []
         self._next = self._print = None
         self.phase = Phase.CONNECTING
-        return actions + self._release(now)
+        return actions if actions and self._makes_no_sense(now) else actions + self._release(now)
+
+    def _makes_no_sense(self, now: float) -> bool:
+        """Note that all is forgotten; whether that was once too often, so that the stream is not listened to."""
+        if not self._losses.too_often(now):
+            return False
+        self.tally.senseless += 1
+        self._reset(now)
+        self.phase, self._rests_until = Phase.LEFT_ALONE, now + REST_S
+        return True

@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 from extproc.config import EventSettings
+from extproc.fleet.kv_address import of_rank
 from extproc.state.endpoint import EndpointState, Source
 
 _NAMED_SINCE: Final = (0, 5, 20)
@@ -28,7 +29,7 @@ def sources_of(
         return state.sources
     topic = settings.topic.replace("{endpoint}", name)
     return tuple(
-        Source(rank, "zmq", _of_rank(settings.endpoint, rank), _of_rank(settings.replay, rank), topic)
+        Source(rank, "zmq", of_rank(settings.endpoint, rank), of_rank(settings.replay, rank), topic)
         for rank in range(max(1, state.ranks))
     )
 
@@ -38,11 +39,3 @@ def _names_adapters(state: EndpointState) -> bool:
         version = re.match(r"(\d+)\.(\d+)\.(\d+)", state.version)
         return version is None or tuple(map(int, version.groups())) >= _NAMED_SINCE
     return state.kind != "tensorrt_llm"
-
-
-def _of_rank(address: str, rank: int) -> str:
-    """The address of a data-parallel rank: its port is the first one's and the rank's number (vLLM, SGLang)."""
-    if not rank or not address:
-        return address
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + rank}"

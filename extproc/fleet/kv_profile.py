@@ -9,6 +9,9 @@ Rules:
   instead; if that takes longer than `_GRACE_S`, or cannot be yet, workers go back to the estimated one.
 - A batch that cannot be read may have had removals in it: all is forgotten, and nothing is told for `_PAUSE_S`, so that
   an engine whose every batch is unreadable does not make workers change from one profile to the other all the time.
+  A stream that had to be forgotten over and over is not told of for `_RESTLESS_S`.
+- A profile whose stream is out of step for `_APART_S` may promise what is gone: workers go back to the estimated one,
+  and are told it anew when the stream is in step again. A replay takes a second.
 - So is it done for `_DISTRUST_S` with an engine that does not tell what it removes: its profile promises what is gone.
 - All is told anew under another start of the engine: workers drop what they were told of an earlier one. If the events
   began after that start, they are of this life already and stay; otherwise they are asked for again.
@@ -23,12 +26,14 @@ import msgspec
 from extproc.config import ProfileMode
 from extproc.engines.kv_values import Cleared, EventBatch, Moved, Removed, Stored
 from extproc.fleet.kv_chain import Chain, Emptied, LeftOut
-from extproc.fleet.kv_order import Tally
+from extproc.fleet.kv_tally import Tally
 from extproc.fleet.kv_telling import Telling
 
 _PAUSE_S: Final = 10.0
+_RESTLESS_S: Final = 30.0
 _DISTRUST_S: Final = 600.0
 _GRACE_S: Final = 3.0
+_APART_S: Final = 5.0
 _SLACK_S: Final = 5.0
 """Events this long before an engine's start are of its new life: the start may be the keeper's guess, a scrape late. No
 engine starts again so soon."""
@@ -47,6 +52,7 @@ class Counts(msgspec.Struct):
         unreadable: batches whose events cannot be read.
         gap: profiles forgotten because events were lost for good.
         restart: profiles forgotten because the engine had started again.
+        apart: profiles that workers were told to put aside, because something was missing for too long.
         overfull: profiles forgotten because more blocks were told of than the cache can hold.
         retold: profiles told anew because too much waited to be told.
         left_out: blocks that were not taken in.
@@ -62,6 +68,7 @@ class Counts(msgspec.Struct):
     unreadable: int = 0
     gap: int = 0
     restart: int = 0
+    apart: int = 0
     overfull: int = 0
     retold: int = 0
     left_out: LeftOut = msgspec.field(default_factory=LeftOut)
@@ -107,6 +114,7 @@ class Profile:
         self._paused_until = 0.0
         self._started_at = -1.0
         self._answer_by = now + _GRACE_S
+        self._in_step_at = now
 
     @property
     def is_partial(self) -> bool:
@@ -133,7 +141,11 @@ class Profile:
         self._counts.unreadable += 1
         self.forget(engine)
         self.begin(engine, from_start=False)
-        self._paused_until = now + _PAUSE_S
+        self._paused_until = max(self._paused_until, now + _PAUSE_S)
+
+    def pause(self, now: float) -> None:
+        """Tell nothing for a while: it was forgotten too often."""
+        self._paused_until = max(self._paused_until, now + _RESTLESS_S)
 
     def apply(self, batch: EventBatch, wall: float) -> Iterator[None]:
         """Take in a batch, in steps of about 1 ms.
@@ -182,8 +194,13 @@ class Profile:
             self.forget(engine)
             self.begin(engine, from_start=False)
             self._paused_until = now + _DISTRUST_S
+        if in_step:
+            self._in_step_at = now
         if self.telling.is_open:
-            if before != engine.started_at:
+            if now - self._in_step_at > _APART_S:
+                self._counts.apart += 1
+                self.telling.end(engine.started_at)
+            elif before != engine.started_at:
                 self.telling.begin(engine.started_at)
             return True
         ready = in_step and self._known and self.chain.block_tokens > 0 and now >= self._paused_until

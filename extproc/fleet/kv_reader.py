@@ -27,7 +27,7 @@ from extproc.clock import Clock
 from extproc.config import Config, EventSettings, ProfileMode
 from extproc.fleet.asking import new_session
 from extproc.fleet.holding import Holding
-from extproc.fleet.kv_endpoint import KvEndpoint
+from extproc.fleet.kv_endpoint import KvEndpoint, Wanted
 from extproc.fleet.kv_places import sources_of
 from extproc.fleet.kv_profile import Counts
 from extproc.fleet.kv_publishing import Box, Feed, Publishing
@@ -199,12 +199,12 @@ class KvReader:
             if key[0] in self._seen and key[1] not in self._seen[key[0]]:
                 self._ended.setdefault(key[0], []).extend(ended)
         for key, state in own.items():
-            endpoint, mode = self._endpoints.get(key), self._modes[key[0]]
+            endpoint, wanted = self._endpoints.get(key), Wanted(self._modes[key[0]], self._events[key[0]])
             if endpoint is not None:
-                endpoint.see(state, mode)
+                endpoint.see(state, wanted)
                 continue
             counts = self._counts.setdefault(key[0], Counts())
-            self._endpoints[key] = KvEndpoint(*key, state, mode, self._sockets, counts, self._clock)
+            self._endpoints[key] = KvEndpoint(*key, state, wanted, self._sockets, counts, self._clock)
 
     async def _leave(self, key: tuple[str, str]) -> list[Telling]:
         self._metrics.forget(*key)

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from extproc.engines.kv_decode import decode
+from extproc.engines.kv_decode import decoding
 from extproc.engines.kv_layout import Layout
 from extproc.errors import EngineError
+from extproc.fleet.kv_address import place, replay_place
 from extproc.fleet.kv_order import Action, Apply, Ask, Begin, Forget, Order, Phase
 from extproc.fleet.kv_profile import Counts, Engine, Profile
-from extproc.fleet.kv_zmq import Sockets, place, replay_place
+from extproc.fleet.kv_zmq import Sockets
 from extproc.state.endpoint import Source
 
 _AT_A_TIME: Final = 256
@@ -43,7 +44,7 @@ class ZmqSource:
         self.profiles = {source.rank: self._profile}
         self._counts = counts
         self._layout = Layout()
-        self._order = Order(replay=bool(source.replay), tally=counts.streams)
+        self._order = Order(replay=bool(source.replay), tally=counts.streams, room=sockets.waiting)
         self._stream = sockets.subscribe(place(source.endpoint, host), source.topic)
         self._first = self._order.begin(now)
         self._tick_at = now
@@ -69,6 +70,8 @@ class ZmqSource:
         """
         first, self._first = self._first, []
         yield from self._do(first, engine, now, wall)
+        if not self._order.is_asking:
+            self._stream.hang_up()
         for answer in self._stream.answers(_AT_A_TIME):
             if answer is None:
                 actions = self._order.replay_ended(now)
@@ -91,7 +94,7 @@ class ZmqSource:
             match action:
                 case Apply():
                     try:
-                        batch = decode(action.payload, self._layout)
+                        batch = yield from decoding(action.payload, self._layout)
                     except EngineError:
                         self._profile.lose(engine, now)
                         continue
@@ -114,4 +117,5 @@ class ZmqSource:
 
     def close(self) -> None:
         """Close the sockets."""
+        self._order.end()
         self._stream.close()

@@ -1,31 +1,35 @@
 """Sockets for KV events: the subscription to what an engine publishes, and the replay of what it published before.
 
-Who binds follows vLLM's own rule (`vllm/distributed/kv_events.py`): an engine whose address has a `*` or `::` binds it,
-and we connect to it, for a wildcard at the engine's host. With any other address the engine connects, and the address
-is ours to bind, unless it is the engine's own host: then it is what a bound free port turned out to be. One
-subscription is bound for all engines that publish to the same address; they are told apart by their topics. An engine
-that connects reaches only the host it was pointed at: where several hosts keep, let the engines bind.
+Who binds is told in `kv_address`. One subscription is bound for all engines that publish to the same address; they are
+told apart by their topics.
 
 Sockets are plain and never wait: whoever reads them looks at them every few milliseconds, and libzmq queues meanwhile.
 """
 
 import errno
-import ipaddress
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 
 import zmq
 
 from extproc.engines import kv_frames
 from extproc.engines.kv_frames import MAX_PAYLOAD_BYTES, Frame
 from extproc.errors import EngineError
+from extproc.fleet.kv_address import Place, is_loopback, split
+from extproc.fleet.kv_held import Room
 
 _MOST_SOCKETS: Final = 16_384
 """libzmq's own limit of 1023 is that of 256 data-parallel ranks: each has a subscription, two ends of what watches it,
 and at times a replay."""
 _QUEUED: Final = 20_000
-"""Messages that libzmq keeps for us: more than the 10,000 batches that engines replay by default, because a router
-socket drops what finds no room, and a few seconds of events."""
+"""Messages that libzmq keeps for us, at most: more than the 10,000 batches that engines replay by default, because a
+router socket drops what finds no room, and a few seconds of events."""
+_LEAST_QUEUED: Final = 2
+_QUEUED_BYTES: Final = 256 * 1024 * 1024
+"""What libzmq keeps for all sockets together. It counts messages alone, so that each socket's number follows from what
+its messages take. One that is full is not read: the engine keeps what comes then, 100,000 batches by default."""
+_USUAL_BYTES: Final = 4 * 1024
+"""A message of which nothing is known yet: a step of some 20 blocks."""
 _MOST_BYTES: Final = 4 * 1024 * 1024
 """Fetched at a time, and a message: 200 MB a second, and no more memory for an engine that sends long ones."""
 _HEARTBEAT_MS: Final = 5_000
@@ -35,87 +39,23 @@ _RECONNECT_MS: Final = 100
 _RECONNECT_MOST_MS: Final = 2_000
 _EVENTS: Final = int(zmq.EVENTS)
 _READABLE: Final = int(zmq.POLLIN)
-_WILDCARDS: Final = frozenset({"*", "::", "0.0.0.0"})  # noqa: S104 -- compared with, not bound
-
-
-class Place(NamedTuple):
-    """Where a subscription is to be had.
-
-    Attributes:
-        address: as ZMQ takes it.
-        bind: it is ours to bind.
-    """
-
-    address: str
-    bind: bool
-
-
-def place(endpoint: str, host: str) -> Place:
-    """Where the events are that an engine publishes.
-
-    Args:
-        endpoint: ZMQ address as the engine has it.
-        host: IP address of the engine.
-
-    Raises:
-        EngineError: the address cannot be reached from another process.
-    """
-    if endpoint.startswith("ipc://"):
-        return Place(endpoint, False)
-    at, port = _split(endpoint)
-    if at in _WILDCARDS:
-        return Place(_join(host, port), False)
-    if "::" in at or (at == host and not _is_loopback(host)):
-        return Place(endpoint, False)
-    # A name, or an address that is not ours (a service's), stands for every address of this host.
-    return Place(endpoint if _is_ip(at) else f"tcp://*:{port}", True)
-
-
-def replay_place(endpoint: str, host: str) -> str:
-    """Address of an engine's replay socket, which it always binds. See `place`."""
-    if endpoint.startswith("ipc://"):
-        return endpoint
-    at, port = _split(endpoint)
-    return _join(host if at in _WILDCARDS else at, port)
-
-
-def _split(endpoint: str) -> tuple[str, str]:
-    scheme, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    sound = scheme == "tcp" and host and endpoint.isascii() and endpoint.isprintable() and port.isdigit()
-    if not sound or not 0 < int(port[:6]) < 65_536:
-        raise EngineError(
-            f"KV events at {endpoint[:100]!r} cannot be reached: let the engine publish to tcp://*:<port>",
-            "unreachable",
-        )
-    return host, port
-
-
-def _join(host: str, port: str) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_loopback(host: str) -> bool:
-    return _is_ip(host) and ipaddress.ip_address(host).is_loopback
 
 
 class Stream:
     """The events of one source. Made by `Sockets`; nothing here waits."""
 
-    def __init__(self, subscription: "_Subscription", topic: bytes, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def __init__(
+        self,
+        subscription: "_Subscription",
+        topic: bytes,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        inlets: "_Inlets",
+    ) -> None:
         self._subscription = subscription
         self._topic = topic
         self._context = context
-        self._dealer: zmq.Socket[bytes] | None = None
+        self._inlets = inlets
+        self._dealer: _Inlet | None = None
         self._connections = 0
         self.malformed = 0
 
@@ -136,13 +76,14 @@ class Stream:
         Raises:
             EngineError: the address cannot be connected to.
         """
-        self._hang_up()
+        self.hang_up()
         try:
-            self._dealer = dealer = _socket(self._context, zmq.DEALER, address)
+            dealer = _socket(self._context, zmq.DEALER, address)
+            self._dealer = self._inlets.opened(dealer)
             dealer.connect(address)
             dealer.send_multipart(kv_frames.replay_request(start), zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            self._hang_up()
+            self.hang_up()
             raise EngineError(
                 f"the replay of KV events at {address} cannot be asked for: {error}", "unreachable"
             ) from error
@@ -152,37 +93,42 @@ class Stream:
         found: list[Frame | None] = []
         fetched = 0
         while self._dealer is not None and len(found) < most and fetched < _MOST_BYTES:
-            parts = _received(self._dealer)
+            parts, size = self._dealer.received()
             if parts is None:
                 break
-            fetched += sum(map(len, parts))
+            fetched += size
             try:
                 found.append(kv_frames.replayed(parts))
             except EngineError:
                 self.malformed += 1
                 continue
             if found[-1] is None:
-                self._hang_up()
+                self.hang_up()
+        if self._dealer is not None:
+            self._dealer.fit()
         return found
 
     def close(self) -> None:
         """Close the sockets."""
-        self._hang_up()
+        self.hang_up()
         self._subscription.leave(self._topic)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Take no more answers."""
         if self._dealer is not None:
-            self._dealer.close(linger=0)
+            self._dealer.close()
             self._dealer = None
 
 
 class _Subscription:
     """One socket that is subscribed to the topics of one source, or of several where we bind."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", at: Place) -> None:
+    def __init__(self, inlet: "_Inlet", at: Place) -> None:
         self.at = at
         self.queues: dict[bytes, deque[Frame]] = {}
-        self._socket = socket
+        self._queued = Room(_QUEUED_BYTES)
+        self._inlet = inlet
+        self._socket = socket = inlet.socket
         self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._connections = 0
         self._malformed = 0
@@ -195,22 +141,27 @@ class _Subscription:
 
     def join(self, topic: bytes) -> None:
         self.queues[topic] = deque()
+        self._inlet.peers = len(self.queues) if self.at.bind else 1
         self._socket.subscribe(topic)
 
     def leave(self, topic: bytes) -> None:
-        del self.queues[topic]
+        self._queued.used -= sum(len(frame.payload) for frame in self.queues.pop(topic))
         if self.queues:
+            self._inlet.peers = len(self.queues) if self.at.bind else 1
             self._socket.unsubscribe(topic)
         else:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
-            self._socket.close(linger=0)
+            self._inlet.close()
 
     def frames(self, topic: bytes, most: int) -> tuple[list[Frame], int]:
         """Frames of a topic, and how many messages were malformed since the last call."""
         queue, fetched = self.queues[topic], 0
-        while len(queue) < most and fetched < _MOST_BYTES and (parts := _received(self._socket)) is not None:
-            fetched += sum(map(len, parts))
+        while len(queue) < most and fetched < _MOST_BYTES:
+            parts, size = self._inlet.received()
+            if parts is None:
+                break
+            fetched += size
             try:
                 frame = kv_frames.live(parts)
             except EngineError:
@@ -218,10 +169,13 @@ class _Subscription:
                 continue
             taker = queue if len(self.queues) == 1 else self._queue(frame.topic)
             # What nobody fetches is lost; its number tells whom it was for.
-            if taker is not None and len(taker) < _QUEUED:
+            if taker is not None and len(taker) < _QUEUED and self._queued.take(len(frame.payload)):
                 taker.append(frame)
+        self._inlet.fit()
         malformed, self._malformed = self._malformed, 0
-        return [queue.popleft() for _ in range(min(most, len(queue)))], malformed
+        found = [queue.popleft() for _ in range(min(most, len(queue)))]
+        self._queued.used -= sum(len(frame.payload) for frame in found)
+        return found, malformed
 
     def _queue(self, topic: bytes) -> deque[Frame] | None:
         """Queue of the longest topic that this one begins with."""
@@ -229,10 +183,67 @@ class _Subscription:
         return self.queues[max(begun, key=len)] if begun else None
 
 
-class Sockets:
-    """All sockets of one keeper, with libzmq's one thread for them."""
+class _Inlets:
+    """How many sockets are read, which share the memory that libzmq may take."""
 
     def __init__(self) -> None:
+        self.count = 0
+
+    def opened(self, socket: "zmq.Socket[bytes]") -> "_Inlet":
+        """One more."""
+        self.count += 1
+        return _Inlet(socket, self)
+
+
+class _Inlet:
+    """A socket that is read.
+
+    Attributes:
+        socket: the socket.
+        peers: how many send to it; libzmq queues for each of them.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", inlets: _Inlets) -> None:
+        self.socket = socket
+        self.peers = 1
+        self._inlets = inlets
+        self._size = float(_USUAL_BYTES)
+        self._most = 0
+        self.fit()
+
+    def received(self) -> tuple[list[bytes] | None, int]:
+        """The next message, None when none is there, and how many bytes it has."""
+        parts = _received(self.socket)
+        if parts is None:
+            return None, 0
+        size = sum(map(len, parts))
+        # A long one counts at once, those that are shorter little by little.
+        self._size = size if size > self._size else self._size + (size - self._size) / 64
+        return parts, size
+
+    def fit(self) -> None:
+        """Let libzmq queue as many messages as this socket's part of the memory holds."""
+        part = _QUEUED_BYTES // (self._inlets.count * self.peers)
+        most = max(_LEAST_QUEUED, min(_QUEUED, int(part / self._size)))
+        if 4 * most < 3 * self._most or most >= 2 * self._most:
+            self.socket.rcvhwm = self._most = most
+
+    def close(self) -> None:
+        """Close it."""
+        self._inlets.count -= 1
+        self.socket.close(linger=0)
+
+
+class Sockets:
+    """All sockets of one keeper, with libzmq's one thread for them.
+
+    Attributes:
+        waiting: memory for batches that wait for a replay, of all streams.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = Room()
+        self._inlets = _Inlets()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._bound: dict[str, _Subscription] = {}
 
@@ -257,7 +268,7 @@ class Sockets:
         else:
             subscription = self._open(self._context, at)
         subscription.join(name)
-        return Stream(subscription, name, self._context)
+        return Stream(subscription, name, self._context, self._inlets)
 
     def _open(self, context: "zmq.Context[zmq.Socket[bytes]]", at: Place) -> _Subscription:
         socket: zmq.Socket[bytes] | None = None
@@ -267,7 +278,7 @@ class Sockets:
             bind = at.bind and _bind(socket, at.address)
             if not bind:
                 socket.connect(at.address)
-            subscription = _Subscription(socket, at)
+            subscription = _Subscription(self._inlets.opened(socket), at)
         except zmq.ZMQError as error:
             if socket is not None:
                 socket.close(linger=0)
@@ -281,6 +292,7 @@ class Sockets:
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
+        self._inlets = _Inlets()
         self._bound.clear()
 
 
@@ -289,8 +301,8 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> bool:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
-        host, port = _split(address)
-        if error.errno == errno.EADDRINUSE and _is_loopback(host):
+        host, port = split(address)
+        if error.errno == errno.EADDRINUSE and is_loopback(host):
             return False
         if error.errno not in {errno.EADDRNOTAVAIL, errno.ENODEV}:
             raise
@@ -300,9 +312,8 @@ def _bind(socket: "zmq.Socket[bytes]", address: str) -> bool:
 
 def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) -> "zmq.Socket[bytes]":
     socket = context.socket(kind)
-    socket.rcvhwm = _QUEUED
-    # libzmq cuts the connection at a message that is longer; one that is read no more is only left out.
-    socket.maxmsgsize = 8 * MAX_PAYLOAD_BYTES
+    # libzmq cuts the connection at a message that is longer; one that is not much longer is only left out.
+    socket.maxmsgsize = 2 * MAX_PAYLOAD_BYTES
     socket.ipv6 = "[" in address
     socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _DEAD_AFTER_MS
     return socket

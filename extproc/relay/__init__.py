@@ -1,1 +1,1 @@
-"""Carries streams that outlive the engine that serves them."""
+"""Streams that outlive the engine that serves them: cut into events, joined across engines, sent on."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from extproc.config import PolicyName
 
@@ -16,6 +16,9 @@ REAL_POLICIES: tuple[str, ...] = get_args(PolicyName)
 POLICIES = (*REAL_POLICIES, ORACLE)
 GENERATED = ("shared_prefixes", "multi_turn", "hot_prefix", "mixed_lengths", "bursts", "long_answers")
 """Names of the generated workloads."""
+Profiles = Literal["estimated", "precise"]
+"""Kinds of profiles."""
+PROFILES: tuple[Profiles, ...] = get_args(Profiles)
 KV_TOKENS = 98_304
 """KV cache of an engine unless said otherwise."""
 BENCHED = ("round_robin", "least_tokens", "predicted_ttft")
@@ -26,6 +29,7 @@ WORKLOAD_ENGINES = 8
 """Engines that the generated workloads are meant for."""
 _MOST_ENGINES = 1024
 _MOST_KV_TOKENS = 1_000_000_000
+_LONGEST_DELAY_MS = 600_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, POLICIES, POLICIES, engines=WORKLOAD_ENGINES)
     parser.add_argument("--limit", type=_count, metavar="N", help="replay only the first N rows")
     _add_pace(parser, "1")
+    parser.add_argument(
+        "--profiles",
+        type=_profiles,
+        default=PROFILES[:1],
+        metavar="A,B",
+        help=f"kinds of profiles to compare, of {', '.join(PROFILES)} ({PROFILES[0]})",
+    )
+    parser.add_argument(
+        "--event-delay-ms",
+        type=_delay,
+        default=0.0,
+        metavar="MS",
+        help="how late precise profiles hear what happens to caches (%(default)g)",
+    )
     parser.add_argument("--curve", type=Path, metavar="PNG", help="draw the trade-off curve of policy `weighted` here")
 
 
@@ -117,6 +135,20 @@ def _share(text: str) -> float:
     value = _number(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text}: write a share between 0 and 1, as 0.8")
+    return value
+
+
+def _profiles(text: str) -> Sequence[Profiles]:
+    names = dict.fromkeys(name.strip() for name in text.split(","))
+    if not set(names) <= set(PROFILES):
+        raise argparse.ArgumentTypeError(f"{text}: write one or both of {', '.join(PROFILES)}")
+    return [name for name in PROFILES if name in names]
+
+
+def _delay(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= _LONGEST_DELAY_MS:
+        raise argparse.ArgumentTypeError(f"{text}: write milliseconds from 0 to {_LONGEST_DELAY_MS:,}")
     return value
 
 

@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from extproc.replay import asked, printed
 from extproc.replay import curve as tradeoff
 from extproc.replay.arguments import POLICIES
@@ -21,7 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.curve:
         tradeoff.check(arguments.curve)
-    wanted = asked.compared(arguments, POLICIES)
+    wanted = msgspec.structs.replace(
+        asked.compared(arguments, POLICIES),
+        profiles=arguments.profiles,
+        event_delay_s=arguments.event_delay_ms / 1000.0,
+    )
     trace, factor = asked.trace_at_pace(arguments, wanted)
     watch = _unheard if arguments.json else _say
     watch(printed.introduction(trace, wanted))

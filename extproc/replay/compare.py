@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from extproc.choose.policies import POLICIES
 from extproc.config import Config, Model, Pool, Routing
 from extproc.errors import ConfigError
-from extproc.replay.arguments import KV_TOKENS, ORACLE
+from extproc.replay.arguments import KV_TOKENS, ORACLE, Profiles
 from extproc.replay.arrivals import lasts_s, paced
+from extproc.replay.cache_events import CacheEvents
 from extproc.replay.lines import LONGEST_S
 from extproc.replay.oracle import Oracle
 from extproc.replay.routed import MODEL, POOL, Routed
@@ -35,6 +37,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         engines: number of engines.
         kv_tokens: KV cache of each engine.
         routing: weights of the choice; its policy is replaced.
+        profiles: kinds of profiles; policies that look at prompts are replayed with each.
+        event_delay_s: how long after it happened a change of an engine's cache is known, with precise profiles.
         regret: whether decisions are held against what the truth offered, one in four; changes no decision.
     """
 
@@ -42,6 +46,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     engines: int = 8
     kv_tokens: int = KV_TOKENS
     routing: Routing = Routing()
+    profiles: Sequence[Profiles] = ("estimated",)
+    event_delay_s: float = 0.0
     regret: bool = True
 
 
@@ -50,17 +56,23 @@ def compare(
 ) -> Mapping[str, Replayed]:
     """Replay a trace under each policy, in the order given; `watch` is told the name before each.
 
+    Where several kinds of profiles are compared, the name of a policy that looks at prompts has that of the kind
+    behind it.
+
     Raises:
         ConfigError: a policy does not exist.
     """
     results = {}
     for policy in wanted.policies:
-        watch(policy)
-        results[policy] = replay(trace, policy, wanted)
+        kinds = wanted.profiles if policy in POLICIES and POLICIES[policy].prefix else ("estimated",)
+        for kind in kinds:
+            name = f"{policy} {kind}" if len(kinds) > 1 else policy
+            watch(name)
+            results[name] = replay(trace, policy, wanted, kind)
     return results
 
 
-def replay(trace: Trace, policy: str, wanted: Compared) -> Replayed:
+def replay(trace: Trace, policy: str, wanted: Compared, profiles: Profiles = "estimated") -> Replayed:
     """Replay a trace under one policy.
 
     Raises:
@@ -71,7 +83,8 @@ def replay(trace: Trace, policy: str, wanted: Compared) -> Replayed:
     oracle = Oracle(engines)
     chooser: Chooser = oracle
     if policy != ORACLE:
-        chooser = Routed(config_of(policy, wanted), engines, trace.block_tokens)
+        events = CacheEvents(engines, wanted.event_delay_s) if profiles == "precise" else None
+        chooser = Routed(config_of(policy, wanted), engines, trace.block_tokens, events)
     world = World(trace, Settings(), engines, chooser)
     return summarize(world.run(oracle.regret_ms if wanted.regret else None))
 

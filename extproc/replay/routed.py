@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from extproc import snapshot
 from extproc.choose.fleet import Fleet
 from extproc.clock import ManualClock
@@ -11,6 +13,7 @@ from extproc.config import Config
 from extproc.deciding import Asked, Outcome
 from extproc.envoy.contract import Decision, Served
 from extproc.learner import answered
+from extproc.replay.cache_events import CacheEvents
 from extproc.replay.rows import Row
 from extproc.replay.world import Ended, Picked
 from extproc.request.model import Request, RouteKind
@@ -18,7 +21,8 @@ from extproc.router import Router, Surroundings
 from extproc.sightings import Sightings
 from extproc.sim.virtual import VirtualEngine
 from extproc.state.endpoint import EndpointState, encode
-from extproc.state.feed import Delta
+from extproc.state.exact_blocks import TokenPrompt
+from extproc.state.feed import Cached, Delta, Evicted, Exact, pack
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.memory import MemoryStore
 
@@ -26,6 +30,7 @@ POOL = "engines"
 MODEL = "replayed"
 _STARTED_AT = 1.0
 """When the engines started, in seconds since the epoch: before the replay, and never again."""
+_TELLER = "replay"
 _T = TypeVar("_T")
 
 
@@ -48,8 +53,21 @@ class _Ear:
 class Routed:
     """Implements `world.Chooser` with the decision code of a worker."""
 
-    def __init__(self, config: Config, engines: Sequence[VirtualEngine], block_tokens: int) -> None:
-        """`config` has one pool, `POOL`, with an endpoint `e<i>:1` for each engine."""
+    def __init__(
+        self,
+        config: Config,
+        engines: Sequence[VirtualEngine],
+        block_tokens: int,
+        events: CacheEvents | None = None,
+    ) -> None:
+        """Begin without any knowledge.
+
+        Args:
+            config: has one pool, `POOL`, with an endpoint `e<i>:1` for each engine.
+            engines: the engines.
+            block_tokens: tokens in a block of theirs, and of rows.
+            events: what the engines tell of their caches; None where all profiles are estimated.
+        """
         pool = config.pools[POOL]
         # A row's prompt is counted in tokens: one byte stands for one token, and a block holds so many.
         priors = Priors(
@@ -66,6 +84,10 @@ class Routed:
         self._ear = _Ear()
         self._sightings = Sightings()
         self._introduced = False
+        self._events = events
+        self._block_tokens = block_tokens
+        for name in self._names if events else ():
+            self._knowledge.apply(Exact(name, 0, block_tokens), origin=_TELLER)
         numbers = itertools.count()
         self.around = Surroundings(
             config=config,
@@ -79,7 +101,7 @@ class Routed:
 
     def choose(self, row: Row, now: float) -> Picked:
         """See `world.Chooser.choose`."""
-        self._clock.now = now
+        self._began(now)
         request = Request(
             kind=RouteKind.CHAT,
             session=row.session,
@@ -90,6 +112,10 @@ class Routed:
             follows=row.follows,
         )
         asked = Asked(request, row.blocks, float(row.prompt_tokens))
+        if self._events:
+            # Rows have no token ids, and need none: their blocks are chained over the tokens already.
+            tokens, chains = TokenPrompt(range(row.prompt_tokens)), {self._block_tokens: row.blocks}
+            asked = msgspec.structs.replace(asked, tokens=tokens, chains=chains)
         decision = finished(self._router.choose(asked, self.around.fleet.pools[POOL], None, now))
         outcome = self._ear.outcome
         return Picked(
@@ -102,12 +128,12 @@ class Routed:
 
     def settled(self, picked: Picked, now: float) -> None:
         """See `world.Chooser.settled`."""
-        self._clock.now = now
+        self._began(now)
         finished(self._router.settle(_decision(picked)))
 
     def learn(self, ended: Ended, now: float) -> None:
         """See `world.Chooser.learn`."""
-        self._clock.now = now
+        self._began(now)
         decision, name = _decision(ended.picked), self._names[ended.picked.engine]
         served = Served(
             charge_id=decision.charge_id,
@@ -126,7 +152,7 @@ class Routed:
 
     def scrape(self, engines: Sequence[VirtualEngine], now: float) -> None:
         """See `world.Chooser.scrape`."""
-        self._clock.now = now
+        self._began(now)
         if not self._introduced:
             self._introduced = True
             for name, engine in zip(self._names, engines, strict=True):
@@ -151,6 +177,13 @@ class Routed:
         self.around.fleet = snapshot.build(
             self.around.config, self._members, {POOL: self._sightings.all}, {POOL: self._knowledge}, now
         )
+
+    def _began(self, now: float) -> None:
+        """It is `now`, and what the engines have told until now is known."""
+        self._clock.now = now
+        for index, stored, blocks in self._events.told(now) if self._events else ():
+            name, packed = self._names[index], pack(blocks)
+            self._knowledge.apply(Cached(name, 0, 0, packed) if stored else Evicted(name, 0, 0, packed), origin=_TELLER)
 
 
 def finished(work: Coroutine[Any, Any, _T]) -> _T:

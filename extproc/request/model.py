@@ -26,7 +26,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
         model: model name as the client wrote it; empty when the body names none or could not be read.
         tenant: tenant as Envoy's authentication set it; empty when there is none.
         session: raw session id from a header or body field; empty when there is none. Never logged or stored.
-        priority: higher is served first; 0 is normal.
+        priority: as vLLM means it: lower is served first; 0 is normal.
         stream: whether the client asked for a streamed answer.
         max_tokens: limit of generated tokens, when the client set one.
         n: number of answers asked for, at least 1.

@@ -9,11 +9,13 @@ from typing import Protocol
 
 from extproc.sim.profiles import Profile
 from extproc.sim.sequence import Content
-from extproc.sim.tokens import to_ids
+from extproc.sim.tokens import to_ids, token_count
 
 Key = bytes | int
 Wire = bytes | int
 """A hash as events carry it."""
+Extra = str | tuple[str, int]
+"""What beside tokens is in a block's hash: a name, or that of a medium with its place in the block."""
 
 _CONSTANT_SEED = "vllm-none-hash"
 _MASK = (1 << 64) - 1
@@ -23,8 +25,15 @@ _MIX = 0x9E37_79B9
 class Keys(Protocol):
     """How one engine names blocks."""
 
-    def key(self, parent: Key | None, block: bytes, content: Content) -> Key:
-        """Return the key of `block`, the tokens of one block, after `parent` (None: it begins a prompt)."""
+    def key(self, parent: Key | None, block: bytes, content: Content, start: int = 0) -> Key:
+        """Return the key of `block`, the tokens of one block, after `parent` (None: it begins a prompt).
+
+        Args:
+            parent: key of the block before it.
+            block: its tokens.
+            content: what it is part of.
+            start: the place of its first token there.
+        """
         ...
 
     def wire(self, key: Key, content: Content) -> Wire:
@@ -32,10 +41,21 @@ class Keys(Protocol):
         ...
 
 
-def extras(content: Content, *, first: bool) -> tuple[str, ...]:
-    """Return what beside tokens is in a block's hash, as vLLM publishes it: adapter, then the first block's salt."""
+def extras(profile: Profile, content: Content, start: int, stop: int, *, first: bool) -> tuple[Extra, ...]:
+    """Return what beside tokens is in a block's hash, as vLLM publishes it: adapter, media, then the first one's salt.
+
+    Args:
+        profile: whose.
+        content: what the block is part of.
+        start: its first token there.
+        stop: the token behind its last one.
+        first: whether it begins a prompt.
+    """
     adapter = () if content.adapter is None else (content.adapter.name,)
-    return (*adapter, content.salt) if content.salt and first else adapter
+    media: list[Extra] = [*content.keys(start, stop)]
+    if not profile.media_places:
+        media = [name for name, _ in content.keys(start, stop)]
+    return (*adapter, *media, content.salt) if content.salt and first else (*adapter, *media)
 
 
 class VllmKeys:
@@ -44,17 +64,19 @@ class VllmKeys:
     def __init__(self, profile: Profile, entropy: bytes, *, int_hashes: bool) -> None:
         """`entropy` is the origin of all hashes in versions that begin each start with another one."""
         self._origin = _pickled(_CONSTANT_SEED) if profile.constant_seed else entropy
-        self._tagged = profile.tagged_extras
+        self._profile = profile
         self._int_hashes = int_hashes
 
-    def key(self, parent: Key | None, block: bytes, content: Content) -> Key:
+    def key(self, parent: Key | None, block: bytes, content: Content, start: int = 0) -> Key:
         """See `Keys.key`."""
-        entered: tuple[object, ...] = extras(content, first=parent is None)
-        if self._tagged:
+        stop = start + token_count(block)
+        entered: tuple[object, ...] = extras(self._profile, content, start, stop, first=parent is None)
+        if self._profile.tagged_extras:
             adapter = content.adapter
             lora = () if adapter is None else (("lora", adapter.name, adapter.path),)
+            media = [("mm", *each) for each in content.keys(start, stop)]
             salt = (("cache_salt", content.salt),) if content.salt and parent is None else ()
-            entered = (*lora, *salt)
+            entered = (*lora, *media, *salt)
         return _pickled((self._origin if parent is None else parent, tuple(to_ids(block)), entered or None))
 
     def wire(self, key: Key, content: Content) -> Wire:
@@ -71,9 +93,9 @@ class SglangKeys:
     Blocks of an adapter or under a salt are renamed by the hash of their namespace.
     """
 
-    def key(self, parent: Key | None, block: bytes, content: Content) -> Key:
+    def key(self, parent: Key | None, block: bytes, content: Content, start: int = 0) -> Key:
         """See `Keys.key`."""
-        del content
+        del content, start
         prior = parent if isinstance(parent, bytes) else b""
         return hashlib.sha256(prior + block).digest()
 
@@ -90,8 +112,9 @@ class SglangKeys:
 class TrtllmKeys:
     """TensorRT-LLM's `v1_block_key` (`cpp/tensorrt_llm/batch_manager/blockKey.cpp`): 64 bits, no cryptography."""
 
-    def key(self, parent: Key | None, block: bytes, content: Content) -> Key:
+    def key(self, parent: Key | None, block: bytes, content: Content, start: int = 0) -> Key:
         """See `Keys.key`."""
+        del start
         tokens = to_ids(block)
         before = parent if isinstance(parent, int) else 0
         seed = len(tokens) ^ (before * 0xBF58_476D_1CE4_E5B9 & _MASK)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from extproc.sim.block_keys import Key, Keys, Wire
 from extproc.sim.profiles import Kind
 from extproc.sim.sequence import Content, Sequence
-from extproc.sim.tokens import TOKEN_BYTES
+from extproc.sim.tokens import TOKEN_BYTES, token_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +18,28 @@ class Stored:
         parent: name of the block before them; None if they begin a prompt.
         data: their tokens, as `tokens` has them.
         content: what they are part of.
+        start: the place of their first token there.
     """
 
     hashes: list[Wire]
     parent: Wire | None
     data: bytes
     content: Content
+    start: int = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in each block."""
+        return token_count(self.data) // len(self.hashes)
 
     def blocks(self) -> "list[Stored]":
         """The same, a block each."""
         size = len(self.data) // len(self.hashes)
         parents = [self.parent, *self.hashes]
         return [
-            Stored([one], parents[n], self.data[n * size : (n + 1) * size], self.content)
+            Stored(
+                [one], parents[n], self.data[n * size : (n + 1) * size], self.content, self.start + n * self.block_size
+            )
             for n, one in enumerate(self.hashes)
         ]
 
@@ -77,6 +86,7 @@ class BlockLog:
         self._copies = kind == "vllm"
         self._tells_clearing = kind != "trtllm"
         self._keys = keys
+        self._size = block_size
         self._stride = block_size * TOKEN_BYTES
         self._publish = publish
         self._blocks: dict[int, _Block] = {}
@@ -98,7 +108,7 @@ class BlockLog:
             block = self._blocks.get(hashes[number])
             if block is None:
                 data = content.data[number * self._stride : (number + 1) * self._stride]
-                key = self._keys.key(None if parent is None else parent.key, data, content)
+                key = self._keys.key(None if parent is None else parent.key, data, content, number * self._size)
                 block = self._blocks[hashes[number]] = _Block(key, self._keys.wire(key, content))
             block.copies += 1
             if self._copies or block.copies == 1:
@@ -134,5 +144,6 @@ class BlockLog:
             self._publish(events)
 
     def _add(self, run: list[Wire], parent: _Block | None, stop: int, content: Content) -> None:
-        data = content.data[(stop - len(run)) * self._stride : stop * self._stride]
-        self._pending.append(Stored(run, None if parent is None else parent.wire, data, content))
+        start = stop - len(run)
+        data = content.data[start * self._stride : stop * self._stride]
+        self._pending.append(Stored(run, None if parent is None else parent.wire, data, content, start * self._size))

@@ -1,7 +1,7 @@
 """The KV cache as vLLM keeps it: a pool of numbered blocks, a reference count each, an LRU list of free ones."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from extproc.sim.watches import PoolWatch
@@ -24,11 +24,13 @@ class BlockPool:
     Attributes:
         usable: blocks that can be handed out.
         watch: who hears of evictions and resets, if anybody does.
+        registered: hears under which hashes blocks become findable, if anybody does.
     """
 
     def __init__(self, blocks: int, *, caching: bool = True) -> None:
         self.usable = blocks - 1
         self.watch: PoolWatch | None = None
+        self.registered: Callable[[Sequence[int]], None] | None = None
         self._caching = caching
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
         self._references = [0] * blocks
@@ -103,7 +105,7 @@ class BlockPool:
         """Make `block`, which a sequence holds and has filled, findable under `block_hash`."""
         self.register_all((block,), (block_hash,))
 
-    def register_all(self, blocks: Iterable[int], hashes: Iterable[int]) -> None:
+    def register_all(self, blocks: Iterable[int], hashes: Sequence[int]) -> None:
         """Make each of `blocks`, which a sequence holds and has filled, findable under its hash, in that order."""
         if not self._caching:
             return
@@ -112,6 +114,8 @@ class BlockPool:
             hash_of[block] = block_hash
             if holder.setdefault(block_hash, block) != block:
                 self._later_holders.setdefault(block_hash, []).append(block)
+        if self.registered is not None:
+            self.registered(hashes)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back a sequence's blocks, passed in the order of its tokens.

@@ -1,6 +1,6 @@
 """Request bodies of the OpenAI API as vLLM reads them; fields that change nothing here are ignored."""
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -66,6 +66,9 @@ class ChatBody(Sampling, kw_only=True):
     tools: list[Any] | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    mm_payload: Literal["tensors", "none"] = "tensors"
+    return_mm_kwargs: bool | None = True
 
     @property
     def longest(self) -> int | None:

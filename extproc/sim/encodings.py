@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.sim.block_keys import extras
+from extproc.sim.block_keys import Extra, extras
 from extproc.sim.block_log import Event, Removed, Stored
 from extproc.sim.profiles import Profile
 from extproc.sim.tokens import to_ids
@@ -27,9 +27,9 @@ def batch(profile: Profile, events: Sequence[Event], at: float, rank: int) -> by
     if profile.engine == "sglang":
         written = [one for event in events for one in _sglang(event)]
     elif profile.event_maps:
-        written = [_vllm_map(event) for event in events]
+        written = [_vllm_map(profile, event) for event in events]
     else:
-        written = [_vllm_array(event, profile.minor) for event in events]
+        written = [_vllm_array(profile, event) for event in events]
     return msgspec.msgpack.encode([at, written, rank])
 
 
@@ -57,13 +57,16 @@ def _stored_block(block: Stored) -> dict[str, Any]:
     return written | ({"cache_salt": block.content.salt} if block.content.salt else {})
 
 
-def _extra_keys(event: Stored) -> list[tuple[str, ...] | None]:
-    first = extras(event.content, first=event.parent is None) or None
-    rest = extras(event.content, first=False) or None
-    return [first, *[rest] * (len(event.hashes) - 1)]
+def _extra_keys(profile: Profile, event: Stored) -> list[tuple[Extra, ...] | None]:
+    size = event.block_size
+    starts = range(event.start, event.start + size * len(event.hashes), size)
+    return [
+        extras(profile, event.content, start, start + size, first=event.parent is None and start == event.start) or None
+        for start in starts
+    ]
 
 
-def _vllm_map(event: Event) -> dict[str, Any]:
+def _vllm_map(profile: Profile, event: Event) -> dict[str, Any]:
     if isinstance(event, Stored):
         adapter = event.content.adapter
         return {
@@ -71,11 +74,11 @@ def _vllm_map(event: Event) -> dict[str, Any]:
             "block_hashes": event.hashes,
             "parent_block_hash": event.parent,
             "token_ids": to_ids(event.data),
-            "block_size": len(to_ids(event.data)) // len(event.hashes),
+            "block_size": event.block_size,
             "lora_id": None if adapter is None else adapter.id,
             "medium": "GPU",
             "lora_name": None if adapter is None else adapter.name,
-            "extra_keys": _extra_keys(event),
+            "extra_keys": _extra_keys(profile, event),
             "group_idx": 0,
             "kv_cache_spec_kind": "full_attention",
         }
@@ -84,17 +87,18 @@ def _vllm_map(event: Event) -> dict[str, Any]:
     return {"type": "AllBlocksCleared"}
 
 
-def _vllm_array(event: Event, minor: int) -> list[Any]:
+def _vllm_array(profile: Profile, event: Event) -> list[Any]:
     """Return an event as versions up to 0.23 write it: every field the version knows, by position."""
+    minor = profile.minor
     if isinstance(event, Stored):
-        adapter, tokens = event.content.adapter, to_ids(event.data)
-        size = len(tokens) // len(event.hashes)
+        adapter = event.content.adapter
         lora_id = None if adapter is None else adapter.id
-        written: list[Any] = ["BlockStored", event.hashes, event.parent, tokens, size, lora_id, "GPU"]
+        written: list[Any] = ["BlockStored", event.hashes, event.parent, to_ids(event.data)]
+        written += (event.block_size, lora_id, "GPU")
         if minor >= 14:
             written.append(None if adapter is None else adapter.name)
         if minor >= 17:
-            written.append(_extra_keys(event))
+            written.append(_extra_keys(profile, event))
         if minor >= 22:
             written += (0, "full_attention", None)
         return written

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from extproc.sim.adapters import Adapter
 from extproc.sim.answers import Job, StreamedAnswer, WholeAnswer
 from extproc.sim.bodies import (
     ChatBody,
@@ -19,12 +20,13 @@ from extproc.sim.bodies import (
     prompts_of,
     read,
 )
+from extproc.sim.continuing import rest, said
 from extproc.sim.control import Control, FailBody, stream_fault
 from extproc.sim.core import Core, Dialect
 from extproc.sim.ranks import Rank
 from extproc.sim.refusals import Refusal, bad_value, engine_failed, invalid
 from extproc.sim.sequence import Content, Listener, Sequence
-from extproc.sim.tokens import answer, block_hashes, embedding, from_ids, padded, render_chat, token_count
+from extproc.sim.tokens import Prompt, block_hashes, embedding, from_ids, padded, render, token_count
 from extproc.sim.wire import Exchange, Request
 
 
@@ -41,12 +43,15 @@ class Generation:
     def chat(self, request: Request, exchange: Exchange) -> None:
         """`POST /v1/chat/completions`."""
         body = self._dialect.chat(request.body)
-        self._generate(body, [chat_prompt(body)], request, exchange)
+        prompt = chat_prompt(body)
+        if not self._settings.about.names_media:
+            prompt = Prompt(prompt.spelled)
+        self._generate(body, [prompt], request, exchange)
 
     def completions(self, request: Request, exchange: Exchange) -> None:
         """`POST /v1/completions`."""
         body = self._dialect.completion(request.body)
-        self._generate(body, [prompt_bytes(one) for one in prompts_of(body.prompt)], request, exchange)
+        self._generate(body, [Prompt(prompt_bytes(one)) for one in prompts_of(body.prompt)], request, exchange)
 
     def embeddings(self, request: Request, exchange: Exchange) -> None:
         """`POST /v1/embeddings`."""
@@ -58,7 +63,7 @@ class Generation:
         inputs = [prompt_bytes(one) for one in prompts_of(body.input)]
         for one in inputs:
             self._check_prompt(token_count(one))
-        sequences = [self._sequence(one, b"", Content(one, adapter, body.cache_salt or "")) for one in inputs]
+        sequences = [self._sequence(Prompt(one), b"", adapter, body.cache_salt or "") for one in inputs]
         for sequence in sequences:
             sequence.end_reason = "stop"
         self._dialect.admit(len(sequences))
@@ -66,7 +71,7 @@ class Generation:
         listener = _EmbeddingAnswer(body, model, _request_id(request), inputs, self._settings.embedding_dims, exchange)
         self._submit(rank, sequences, listener, exchange)
 
-    def _generate(self, body: Sampling, prompts: list[bytes], request: Request, exchange: Exchange) -> None:
+    def _generate(self, body: Sampling, prompts: list[Prompt], request: Request, exchange: Exchange) -> None:
         failure = self._control.next_failure()
         if _failed_at_once(failure, exchange):
             return
@@ -76,11 +81,12 @@ class Generation:
         texts: list[bytes] = []
         sequences: list[Sequence] = []
         for prompt in prompts:
-            length, reason = self._answer_length(body, token_count(prompt))
+            origin, seed = prompt.spelled, body.seed or 0
+            begun = said(origin, seed=seed) if _may_continue(body) else 0
+            length, reason = self._answer_length(body, token_count(prompt.data), begun)
             for choice in range(body.n or 1):
-                texts.append(answer(prompt, length, choice=choice, seed=body.seed or 0))
-                content = Content(prompt + texts[-1], adapter, body.namespace)
-                sequence = self._sequence(prompt, texts[-1], content)
+                texts.append(rest(origin, begun, length, choice=choice, seed=seed))
+                sequence = self._sequence(prompt, texts[-1], adapter, body.namespace)
                 sequence.end_reason, sequence.streamed = reason, bool(body.stream)
                 sequences.append(sequence)
         self._dialect.admit(len(sequences))
@@ -90,9 +96,9 @@ class Generation:
             request_id=_request_id(request),
             texts=texts,
             sequences=sequences,
-            prompt_tokens=sum(map(token_count, prompts)),
+            prompt_tokens=sum(token_count(one.data) for one in prompts),
             details=self._dialect.details,
-            prompts=prompts if body.return_token_ids else [],
+            prompts=[one.data for one in prompts] if body.return_token_ids else [],
         )
         listener: Listener = WholeAnswer(job, exchange)
         if body.stream:
@@ -104,8 +110,8 @@ class Generation:
             stats.choices.observe(body.n or 1)
         self._submit(rank, sequences, listener, exchange)
 
-    def _answer_length(self, body: Sampling, prompt_tokens: int) -> tuple[int, str]:
-        """Return how many tokens the answer has and why it ends.
+    def _answer_length(self, body: Sampling, prompt_tokens: int, begun: int) -> tuple[int, str]:
+        """Return how many tokens the answer has and why it ends; `begun` tokens of it are in the prompt.
 
         Raises:
             Refusal: 400, prompt or answer exceed the context.
@@ -115,7 +121,7 @@ class Generation:
         longest = room if body.longest is None else body.longest
         if longest > room:
             raise self._dialect.answer_too_long(longest, prompt_tokens, self._context)
-        natural = max(self._settings.answer_tokens, body.min_tokens)
+        natural = max(self._settings.answer_tokens - begun, body.min_tokens, 1)
         if body.ignore_eos or longest <= natural:
             return longest, "length"
         return natural, "stop"
@@ -126,14 +132,14 @@ class Generation:
         if tokens >= self._context:
             raise self._dialect.prompt_too_long(tokens, self._context)
 
-    def _sequence(self, prompt: bytes, text: bytes, content: Content) -> Sequence:
-        adapter = content.adapter
+    def _sequence(self, prompt: Prompt, text: bytes, adapter: Adapter | None, salt: str) -> Sequence:
         namespace = "" if adapter is None else adapter.namespace
-        hashes = block_hashes(content.data, self._settings.engine.block_size, adapter=namespace, salt=content.salt)
-        sequence = Sequence(token_count(prompt), token_count(text), hashes)
+        size = self._settings.engine.block_size
+        hashes = block_hashes(prompt.spelled + text, size, adapter=namespace, salt=salt)
+        sequence = Sequence(token_count(prompt.data), token_count(text), hashes)
         sequence.adapter = "" if adapter is None else adapter.name
         if self._core.telling is not None:
-            sequence.content = content
+            sequence.content = Content(prompt.data + text, adapter, salt, prompt.media)
         return sequence
 
     def _submit(self, rank: Rank, sequences: Items[Sequence], listener: Listener, exchange: Exchange) -> None:
@@ -143,17 +149,29 @@ class Generation:
         rank.pacer.submit(sequences)
 
 
-def chat_prompt(body: ChatBody) -> bytes:
-    """Return the tokens of a chat's prompt.
+def chat_prompt(body: ChatBody) -> Prompt:
+    """Return the tokens of a chat's prompt, its media named beside them.
 
     Raises:
         Refusal: 400, there are no messages, or token ids that are none.
     """
     if body.token_ids is not None:
-        return prompt_bytes(body.token_ids)
+        return Prompt(prompt_bytes(body.token_ids))
     if not body.messages:
         raise bad_value("messages must not be empty", "messages", 0)
-    return render_chat(body.messages, body.tools, generation_prompt=body.add_generation_prompt)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise bad_value("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    return render(
+        body.messages,
+        body.tools,
+        generation_prompt=body.add_generation_prompt,
+        open_ended=body.continue_final_message,
+    )
+
+
+def _may_continue(body: Sampling) -> bool:
+    """Whether the prompt may hold the beginning of the answer: a chat says so, a completion never does."""
+    return not isinstance(body, ChatBody) or body.continue_final_message or body.token_ids is not None
 
 
 class _EmbeddingAnswer:

@@ -40,6 +40,19 @@ class Profile:
         return self.engine != "vllm" or self.minor >= 29
 
     @property
+    def names_media(self) -> bool:
+        """Whether all media have the same tokens and are named beside them; SGLang makes tokens of their hashes.
+
+        TensorRT-LLM names them too, in a way that is not played here.
+        """
+        return self.engine == "vllm"
+
+    @property
+    def media_places(self) -> bool:
+        """Whether vLLM tells where in a block a medium begins: since 0.22. Before, its name alone."""
+        return self.minor >= 22
+
+    @property
     def tagged_extras(self) -> bool:
         """Whether vLLM tells apart by name what enters a block's hash beside tokens: since 0.31."""
         return self.minor >= 31

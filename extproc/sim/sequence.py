@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from extproc.sim.adapters import Adapter
+from extproc.sim.tokens import IMAGE_TOKENS, Medium
 
 
 class Listener(Protocol):
@@ -23,11 +24,21 @@ class Content:
         data: the tokens of prompt and answer, as `tokens` has them.
         adapter: whose namespace it is; None for the base model's.
         salt: parts it from equal tokens under another salt; empty for none.
+        media: images, sounds and files whose tokens do not tell what they are.
     """
 
     data: bytes
     adapter: Adapter | None = None
     salt: str = ""
+    media: tuple[Medium, ...] = ()
+
+    def keys(self, start: int, stop: int) -> list[tuple[str, int]]:
+        """Return name and place, counted from `start`, of the media with a token from `start` to `stop` (exclusive)."""
+        return [
+            (one.identifier, one.offset - start)
+            for one in self.media
+            if one.offset < stop and start < one.offset + IMAGE_TOKENS
+        ]
 
 
 class Sequence:

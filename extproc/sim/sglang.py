@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from extproc.sim.routes import TEXT, Routes, answer, constant, healthy, query
 from extproc.sim.tokenizing import tokenized
 from extproc.sim.wire import Exchange, Request
 
+_Body = TypeVar("_Body", bound=Sampling)
 _SLOTS = 8
 """Adapters in a batch: SGLang's default `--max-loras-per-batch`."""
 
@@ -71,11 +72,11 @@ class SglangDialect:
 
     def chat(self, body: bytes) -> ChatBody:
         """See `Dialect.chat`."""
-        return read(SglangChat, body)
+        return _without_ids(read(SglangChat, body))
 
     def completion(self, body: bytes) -> CompletionBody:
         """See `Dialect.completion`."""
-        return read(SglangCompletion, body)
+        return _without_ids(read(SglangCompletion, body))
 
     def adapter(self, body: Sampling | EmbeddingBody) -> Adapter | None:
         """See `Dialect.adapter`: `model` is `base:adapter`, or `lora_path` names it. The base is not looked at."""
@@ -296,6 +297,12 @@ def _model_info(model: str) -> dict[str, Any]:
         "preferred_sampling_params": None,
         "weight_version": "default",
     }
+
+
+def _without_ids(body: _Body) -> _Body:
+    """SGLang passes over `return_token_ids`, a field of vLLM's."""
+    body.return_token_ids = False
+    return body
 
 
 def _namespace(salt: str | None, extra: str | None) -> str:

@@ -1,10 +1,14 @@
-"""`/tokenize`, as vLLM and SGLang have it."""
+"""`/tokenize`, as vLLM and SGLang have it: media are not named, and all have the same tokens."""
 
+import base64
+from collections.abc import Sequence
 from typing import Any
 
 from extproc.sim.bodies import TokenizeBody
 from extproc.sim.refusals import invalid
-from extproc.sim.tokens import TOKEN_BYTES, padded, render_chat, to_ids
+from extproc.sim.tokens import IMAGE_TOKENS, TOKEN_BYTES, Medium, padded, render, to_ids
+
+_TENSOR = base64.b64encode(bytes(IMAGE_TOKENS * 1536)).decode()
 
 
 def tokenized(body: TokenizeBody, longest: int) -> dict[str, Any]:
@@ -18,7 +22,7 @@ def tokenized(body: TokenizeBody, longest: int) -> dict[str, Any]:
         Refusal: 400, there is neither a prompt nor a chat.
     """
     if body.messages is not None:
-        data = render_chat(body.messages, body.tools, generation_prompt=body.add_generation_prompt)
+        data = render(body.messages, body.tools, generation_prompt=body.add_generation_prompt).data
     elif body.prompt is not None:
         data = padded(body.prompt.encode())
     else:
@@ -28,3 +32,25 @@ def tokenized(body: TokenizeBody, longest: int) -> dict[str, Any]:
         starts = range(0, len(data), TOKEN_BYTES)
         strings = [data[start : start + TOKEN_BYTES].decode("utf-8", "replace") for start in starts]
     return {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings}
+
+
+def features(media: Sequence[Medium], *, tensors: bool) -> dict[str, Any] | None:
+    """Return what vLLM's render route tells of media, by their kinds; None without any.
+
+    Args:
+        media: those of the prompt.
+        tensors: whether their contents are wanted too: some 0.5 MB each.
+    """
+    if not media:
+        return None
+    kinds = list(dict.fromkeys(one.kind for one in media))
+    sorted_out = {kind: [one for one in media if one.kind == kind] for kind in kinds}
+    return {
+        "mm_hashes": {kind: [one.identifier for one in found] for kind, found in sorted_out.items()},
+        "mm_placeholders": {
+            kind: [{"offset": one.offset, "length": IMAGE_TOKENS} for one in found]
+            for kind, found in sorted_out.items()
+        },
+        "kwargs_data": {kind: [_TENSOR] * len(found) for kind, found in sorted_out.items()} if tensors else None,
+        "mm_metadata": None,
+    }

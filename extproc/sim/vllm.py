@@ -14,7 +14,7 @@ from extproc.sim.generation import Generation, chat_prompt, prompt_bytes
 from extproc.sim.refusals import Refusal, answer_too_long, busy, invalid, prompt_too_long, unknown_model
 from extproc.sim.routes import TEXT, Routes, answer, constant, healthy, query
 from extproc.sim.settings import SimSettings
-from extproc.sim.tokenizing import tokenized
+from extproc.sim.tokenizing import features, tokenized
 from extproc.sim.tokens import to_ids
 from extproc.sim.wire import Exchange, Request
 
@@ -180,7 +180,10 @@ class Vllm:
         self._check_render()
         body = self.dialect.chat(request.body)
         self.dialect.named(body.model)
-        answer(exchange, self._rendered(body, chat_prompt(body), "chatcmpl-render"))
+        prompt = chat_prompt(body)
+        tensors = body.mm_payload != "none" and body.return_mm_kwargs is not False
+        rendered = self._rendered(body, prompt.data, "chatcmpl-render")
+        answer(exchange, {**rendered, "features": features(prompt.media, tensors=tensors)})
 
     def _render_completion(self, request: Request, exchange: Exchange) -> None:
         self._check_render()

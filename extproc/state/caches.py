@@ -4,13 +4,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from extproc.state.blocktable import Sorted
+from extproc.state.exact import Match
 from extproc.state.exact_image import ExactImage
 from extproc.state.facts import Facts, learnt_rates
 from extproc.state.feed import Sized, is_start
+from extproc.state.foreseen import Foreseen
 from extproc.state.image import MOST_BLOCKS, ProfileImage
 from extproc.state.learn import TokenEstimator
 from extproc.state.learnt import EndpointLearnt
-from extproc.state.precise import Precise
+from extproc.state.precise import Chains, Precise
 from extproc.state.profile import PrefixIndex
 from extproc.state.turns import Turn, Turns
 
@@ -71,6 +73,28 @@ class Caches:
     def capacity(self, endpoint: str) -> int:
         """Blocks that the endpoint's profile may have: what it claims to hold, and what its reports leave of that."""
         return max(1, int(self.claimed(endpoint) * self.of(endpoint).share.share))
+
+    def exact_matches(
+        self, chains: Chains, prompt_tokens: int, far: tuple[float, float], foreseen: Foreseen | None
+    ) -> Mapping[str, Match]:
+        """What endpoints with an exact profile will hold of a prompt when its turn comes.
+
+        Args:
+            chains: see `Precise.matches`, as for the next two.
+            prompt_tokens: its length.
+            far: worth of other tiers.
+            foreseen: what the estimated profiles say of it; None when they were not asked.
+        """
+        found = self.exact.matches(chains, prompt_tokens, far)
+        if foreseen is None:
+            return found
+        return {
+            name: foreseen.left_of(name, each) if self._crowded(name, each.block_tokens) else each
+            for name, each in found.items()
+        }
+
+    def _crowded(self, endpoint: str, block_tokens: int) -> bool:
+        return self.exact.crowded(endpoint, (self.of(endpoint).kv_tokens or self._kv_tokens) / block_tokens)
 
     def hold(self, endpoint: str, blocks: Sequence[int], charge_id: str = "") -> bool:
         """Put a prompt into an endpoint's profile; False when it caches nothing.

@@ -62,6 +62,7 @@ class ExactIndex:
         self._ranks: dict[str, dict[int, Life | None]] = {}  # None: its profile ended
         self._owners: dict[str, str] = {}
         self._lives: dict[int, Life] = {}  # by holder
+        self._tiered: set[int] = set()  # holders that had blocks elsewhere than in the GPU
         self._of_size: dict[int, int] | None = {}  # by block size, holders of endpoints that are on; None when unknown
 
     def __repr__(self) -> str:
@@ -97,6 +98,10 @@ class ExactIndex:
     def held(self, endpoint: str) -> int:
         """Blocks that the endpoint holds, those of all ranks added up."""
         return sum(self._table.held(each.holder) for each in self._ranks.get(endpoint, {}).values() if each)
+
+    def is_tiered(self, endpoint: str) -> bool:
+        """Whether the endpoint has told of blocks in host memory or on disk, in this life of its caches."""
+        return bool(self._tiered) and any(each.holder in self._tiered for each in self.lives(endpoint))
 
     def begin(self, endpoint: str, rank: int, block_tokens: int, owner: str = "") -> None:
         """A rank's profile begins, empty. Where another than before tells that, those of its other ranks end."""
@@ -227,6 +232,8 @@ class ExactIndex:
                 yield
 
     def _add(self, life: Life, tier: int, blocks: Sequence[int]) -> None:
+        if tier:
+            self._tiered.add(life.holder)
         left = MOST_BLOCKS - self._table.held(life.holder)
         self._table.add(life.holder, tier, blocks if len(blocks) <= left else blocks[:left])
 
@@ -243,6 +250,7 @@ class ExactIndex:
     def _leave(self, life: Life | None) -> None:
         if life is not None:
             del self._lives[life.holder]
+            self._tiered.discard(life.holder)
             self._table.leave(life.holder)
 
     def _sizes(self) -> Mapping[int, int]:

@@ -11,6 +11,22 @@ from collections.abc import Sequence
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from extproc import block_extras
+
+
+class Medium(msgspec.Struct, frozen=True, gc=False):
+    """An image, a sound or a film in a prompt. Its tokens may be those of any other; its name tells it from them.
+
+    Attributes:
+        identifier: the engine's hash of it, or the name that the request gave it.
+        offset: index of its first token in the prompt.
+        tokens: how many it takes, one after another.
+    """
+
+    identifier: str
+    offset: int
+    tokens: int
+
 
 class TokenPrompt(msgspec.Struct, frozen=True, gc=False):
     """A prompt as the engine sees it.
@@ -19,21 +35,18 @@ class TokenPrompt(msgspec.Struct, frozen=True, gc=False):
         ids: its token ids, each below 2**32.
         adapter: name of the LoRA adapter; empty for the base model.
         salt: `cache_salt` of the request; empty without.
+        media: its images, sounds and films, by their offsets.
     """
 
     ids: Sequence[int]
     adapter: str = ""
     salt: str = ""
+    media: Sequence[Medium] = ()
 
 
 def root(adapter: str) -> int:
     """What the first block of a prompt is chained to; different for each LoRA adapter."""
     return xxh3_64_intdigest(b"adapter\0" + adapter.encode("utf-8", "surrogatepass"))
-
-
-def salted(salt: str) -> bytes:
-    """What a `cache_salt` adds to a prompt's first block, as `chain` takes it."""
-    return b"salt\0" + salt.encode("utf-8", "surrogatepass") if salt else b""
 
 
 def chain(ids: Sequence[int], block_tokens: int, parent: int, extras: Sequence[bytes] = ()) -> list[int]:
@@ -67,7 +80,36 @@ def chain(ids: Sequence[int], block_tokens: int, parent: int, extras: Sequence[b
     return hashes
 
 
+def extras_of(prompt: TokenPrompt, block_tokens: int) -> list[bytes]:
+    """What beside tokens enters the blocks of a prompt, as `chain` takes it: its media, and in the first one its salt.
+
+    After `generate_block_hash_extra_keys` of vLLM (`v1/core/kv_cache_utils.py`). Where media overlap, as a film and its
+    sound may, it leaves out of a block what begins in it while another goes on beyond it; so does this.
+
+    Raises:
+        ValueError: `block_tokens` is not positive.
+    """
+    if block_tokens < 1:
+        raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
+    media, next_one = prompt.media, 0
+    last = media[-1].offset + media[-1].tokens if media else 0
+    extras = []
+    for start in range(0, min(last, len(prompt.ids)), block_tokens):
+        end, added = start + block_tokens, b""
+        while next_one < len(media) and media[next_one].offset < end:
+            one = media[next_one]
+            after = one.offset + one.tokens
+            if after > start:
+                added += block_extras.medium(one.identifier, prompt.adapter)
+                if after > end:
+                    break
+            next_one += 1
+        extras.append(added)
+    if prompt.salt:
+        extras[:1] = [(extras[0] if extras else b"") + block_extras.named(prompt.salt)]
+    return extras
+
+
 def chain_of(prompt: TokenPrompt, block_tokens: int) -> list[int]:
     """Blocks of a request's prompt; see `chain` for the errors."""
-    extras = (salted(prompt.salt),) if prompt.salt else ()
-    return chain(prompt.ids, block_tokens, root(prompt.adapter), extras)
+    return chain(prompt.ids, block_tokens, root(prompt.adapter), extras_of(prompt, block_tokens))

@@ -13,6 +13,7 @@ class PoolKeys:
         pins: sorted set session -> last use of its pin, milliseconds since the epoch; by it pins are bounded in number.
         counted: mark that the charges in flight were counted anew within the last lease.
         born: mark of the first heartbeat: another one than before says that everything was lost meanwhile.
+        breakers: hash endpoint -> its breaker, see `redis/breaker.lua`.
         states: hash endpoint -> latest published state.
         feed: stream of deltas.
         snapshots: hash of what there is a snapshot of -> its head, see `redis/snapshot.lua`.
@@ -24,6 +25,7 @@ class PoolKeys:
     __slots__ = (
         "_base",
         "born",
+        "breakers",
         "counted",
         "feed",
         "flight_prefix",
@@ -43,6 +45,7 @@ class PoolKeys:
         self.pins = base + "pins"
         self.counted = base + "counted"
         self.born = base + "born"
+        self.breakers = base + "breakers"
         self.states = base + "states"
         self.feed = base + "feed"
         self.snapshots = base + "snapshots"
@@ -69,6 +72,14 @@ class PoolKeys:
     def holdings(self, group: str) -> str:
         """String with who has which part of the work `group`, see `redis/hold.lua`."""
         return f"{self._base}hold:{group}"
+
+    def quota(self, bucket: str) -> str:
+        """String with how much of a limit is used, see `redis/quota.lua`; `bucket` is already hashed."""
+        return f"{self._base}quota:{bucket}"
+
+    def claim(self, key: str) -> str:
+        """String with who has a key; `key` is already hashed."""
+        return f"{self._base}claim:{key}"
 
     def void(self, charge_id: str) -> str:
         """Mark of a charge that was settled before its reservation arrived."""

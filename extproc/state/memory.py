@@ -10,6 +10,7 @@ import msgspec
 from extproc.clock import Clock
 from extproc.state.memory_board import MemoryBoard
 from extproc.state.memory_feed import MemoryFeed
+from extproc.state.memory_quota import MemoryQuota
 from extproc.state.pick import PINS_TRIMMED, Bucket, check, check_move, check_pins, decode_charge, floored, pick
 from extproc.state.values import MAX_PINS, Beat, Candidate, Load, Move, Reservation, Reserve, Settle
 
@@ -87,7 +88,7 @@ class _Pool:
             self.decode[endpoint] = sequences - charge.sequences, left
 
 
-class MemoryStore(MemoryBoard, MemoryFeed):
+class MemoryStore(MemoryBoard, MemoryFeed, MemoryQuota):
     """A `Store` in plain dictionaries, with time from `clock`.
 
     Args:
@@ -97,6 +98,7 @@ class MemoryStore(MemoryBoard, MemoryFeed):
     def __init__(self, clock: Clock) -> None:
         MemoryBoard.__init__(self, clock)
         MemoryFeed.__init__(self, clock)
+        MemoryQuota.__init__(self, clock)
         self._clock = clock
         self._pools: dict[str, _Pool] = {}
 

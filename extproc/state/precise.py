@@ -86,6 +86,20 @@ class Precise:
             return found
         return {name: self._extended(name, each, chains, prompt_tokens) for name, each in found.items()}
 
+    def crowded(self, endpoint: str, kv_blocks: float) -> bool:
+        """Whether what the endpoint is about to compute pushes out blocks: its cache has no room for both.
+
+        What is pushed out of the GPU alone is not lost where an engine keeps blocks elsewhere too.
+
+        Args:
+            endpoint: endpoint id.
+            kv_blocks: blocks of the engine that its cache has room for.
+        """
+        computing = self.pending.blocks(endpoint)
+        if not computing or self.index.is_tiered(endpoint):
+            return False
+        return self.index.held(endpoint) + computing > kv_blocks
+
     def empty(self, endpoint: str) -> None:
         """The endpoint restarted, or its cache was emptied."""
         self.index.clear(endpoint)

@@ -1,4 +1,4 @@
-"""What a `RedisStore` publishes of endpoints, and the work that its holders share."""
+"""What a `RedisStore` publishes of endpoints, their breakers, and the work that its holders share."""
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
@@ -6,14 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from extproc.errors import StoreError
-from extproc.state.redis_calls import RedisCalls, data, unpacked
+from extproc.state.redis_calls import RedisCalls, data, number, unpacked
+from extproc.state.values import Breaker, BreakerRules, Verdict
 
 _pack = msgspec.msgpack.Encoder().encode
+_read_breaker = msgspec.msgpack.Decoder(tuple[str, int, int, float]).decode
+_read_breakers = msgspec.msgpack.Decoder(dict[str, tuple[str, int, int, float]]).decode
 _read_holding = msgspec.msgpack.Decoder(tuple[list[str], list[str]]).decode
 
 
 class RedisBoard(RedisCalls):
-    """States of endpoints and holdings."""
+    """States of endpoints, breakers and holdings."""
 
     async def put_states(self, pool: str, states: Mapping[str, bytes]) -> None:
         """See `Store.put_states`."""
@@ -52,3 +55,30 @@ class RedisBoard(RedisCalls):
         keys = self._keys.pool(pool)
         reply = await self._run("hold", [keys.holders(group), keys.holdings(group)], _pack(ask))
         return unpacked(_read_holding, reply, "a question for shared work")
+
+    async def judge(self, pool: str, endpoint: str, verdict: Verdict, rules: BreakerRules) -> Breaker:
+        """See `Store.judge`."""
+        packed = _pack(("judge", endpoint, verdict, rules.strikes, rules.open_ms, rules.max_open_ms))
+        reply = await self._run("breaker", [self._keys.pool(pool).breakers], packed)
+        return _breaker(unpacked(_read_breaker, reply, "a verdict"))
+
+    async def probe(self, pool: str, endpoint: str, lease_ms: float) -> bool:
+        """See `Store.probe`."""
+        packed = _pack(("probe", endpoint, lease_ms))
+        return number(await self._run("breaker", [self._keys.pool(pool).breakers], packed)) == 1
+
+    async def breakers(self, pool: str) -> Mapping[str, Breaker]:
+        """See `Store.breakers`."""
+        reply = await self._run("breaker", [self._keys.pool(pool).breakers], _pack(("all",)))
+        found = unpacked(_read_breakers, reply, "a question for breakers")
+        return {name: _breaker(each) for name, each in found.items()}
+
+    async def drop_breakers(self, pool: str, endpoints: Collection[str]) -> None:
+        """See `Store.drop_breakers`."""
+        if endpoints:
+            key = self._keys.pool(pool).breakers
+            await self._ask(key, ("HDEL", key, *endpoints))
+
+
+def _breaker(told: tuple[str, int, int, float]) -> Breaker:
+    return msgspec.convert(dict(zip(Breaker.__struct_fields__, told, strict=True)), Breaker)

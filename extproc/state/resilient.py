@@ -30,20 +30,31 @@ from typing import Concatenate, ParamSpec, TypeVar
 from extproc.clock import Clock, SystemClock
 from extproc.errors import StoreError
 from extproc.state.memory import MemoryStore
-from extproc.state.shared_only import SharedOnly
+from extproc.state.shared_quota import SharedQuota
 from extproc.state.sharing import Sharing
 from extproc.state.stats import Stats
 from extproc.state.store import Store
 from extproc.state.telling import Tools
 from extproc.state.trouble import Trouble
-from extproc.state.values import MAX_PINS, Beat, Load, Move, Reservation, Reserve, Settle
+from extproc.state.values import (
+    MAX_PINS,
+    Beat,
+    Breaker,
+    BreakerRules,
+    Load,
+    Move,
+    Reservation,
+    Reserve,
+    Settle,
+    Verdict,
+)
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class ResilientStore(SharedOnly):
+class ResilientStore(SharedQuota):
     """A `Store` that always decides: `primary` first, `local` when that one cannot.
 
     See `SharedOnly` for the verbs that fail while the shared store is gone.
@@ -249,6 +260,30 @@ class ResilientStore(SharedOnly):
         await self._local.drop_states(pool, (await self._local.states(pool)).keys() - states.keys())
         await self._local.put_states(pool, states)
         return states
+
+    async def judge(self, pool: str, endpoint: str, verdict: Verdict, rules: BreakerRules) -> Breaker:
+        """See `Store.judge`; the local breaker is kept up too, for the time without the shared store."""
+        mine = await self._local.judge(pool, endpoint, verdict, rules)
+        sharing = self._sharing(pool)
+        if not sharing.circuit.open:
+            try:
+                return await sharing.ask(self._primary.judge(pool, endpoint, verdict, rules))
+            except StoreError:
+                log.debug("judged by the local ledger")
+        return mine
+
+    async def probe(self, pool: str, endpoint: str, lease_ms: float) -> bool:
+        """See `Store.probe`."""
+        return await self._shared_or(self._primary.probe, self._local.probe, pool, endpoint, lease_ms)
+
+    async def breakers(self, pool: str) -> Mapping[str, Breaker]:
+        """See `Store.breakers`."""
+        return await self._shared_or(self._primary.breakers, self._local.breakers, pool)
+
+    async def drop_breakers(self, pool: str, endpoints: Collection[str]) -> None:
+        """See `Store.drop_breakers`."""
+        await self._local.drop_breakers(pool, endpoints)
+        await self._shared_or(self._primary.drop_breakers, self._local.drop_breakers, pool, endpoints)
 
     async def ping(self, pool: str = "") -> None:
         """Raise `StoreError` unless the shared store answers; calls are served all the same."""

@@ -9,7 +9,20 @@ import msgspec
 _INSTALLED = Path(__file__).parent.parent / "_redis"
 _REPOSITORY = Path(__file__).parents[2] / "redis"
 
-NAMES = ("reserve", "settle", "move", "heartbeat", "release", "pin", "loads", "snapshot", "hold")
+NAMES = (
+    "reserve",
+    "settle",
+    "move",
+    "heartbeat",
+    "release",
+    "pin",
+    "loads",
+    "snapshot",
+    "hold",
+    "breaker",
+    "quota",
+    "claim",
+)
 
 
 class Script(msgspec.Struct, frozen=True):

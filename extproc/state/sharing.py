@@ -95,7 +95,7 @@ class Sharing:
         except StoreError as error:
             trouble = self.count(error)
             if not isinstance(error, AnsweredError) and not (bulk and trouble is Trouble.SLOW):
-                self._trip(trouble)
+                self.trip(trouble)
             raise
 
     def count(self, error: StoreError) -> Trouble:
@@ -106,7 +106,7 @@ class Sharing:
             self._refused, self._refused_at = trouble, self._tools.clock.monotonic()
         return trouble
 
-    def _trip(self, trouble: Trouble) -> None:
+    def trip(self, trouble: Trouble) -> None:
         """Open the circuit."""
         if self.circuit.trip(trouble, self._tools.clock.monotonic()):
             self._tools.stats.opens += 1

@@ -8,13 +8,27 @@ policies; all arithmetic that must be atomic across replicas lives behind the ve
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from extproc.state.values import MAX_PINS, Beat, FeedEntry, Load, Move, Reservation, Reserve, Settle, Snapshot
+from extproc.state.quota_store import QuotaStore
+from extproc.state.values import (
+    MAX_PINS,
+    Beat,
+    Breaker,
+    BreakerRules,
+    FeedEntry,
+    Load,
+    Move,
+    Reservation,
+    Reserve,
+    Settle,
+    Snapshot,
+    Verdict,
+)
 
 READ_LIMIT = 256
 """Most entries that one `read` returns: who joins a full feed must not hold Redis up with one reply of all of it."""
 
 
-class Store(Protocol):
+class Store(QuotaStore, Protocol):
     """What every replica shares. Methods raise `StoreError` when the store cannot answer, and nothing else."""
 
     async def reserve(self, ask: Reserve) -> Reservation:
@@ -85,6 +99,25 @@ class Store(Protocol):
             names: all of the work, as this holder sees it; empty to leave the group at once.
             lease_ms: how long what it has stays its own without another call.
         """
+        ...
+
+    async def judge(self, pool: str, endpoint: str, verdict: Verdict, rules: BreakerRules) -> Breaker:
+        """Take in what an answer says of its endpoint; returns its breaker afterwards (see `breakers.after`)."""
+        ...
+
+    async def probe(self, pool: str, endpoint: str, lease_ms: float) -> bool:
+        """Whether the caller may send one request to an endpoint whose breaker is half open.
+
+        Nobody else may until a verdict has come, or `lease_ms` are over.
+        """
+        ...
+
+    async def breakers(self, pool: str) -> Mapping[str, Breaker]:
+        """Breakers by endpoint id; those that are closed and have no strikes may be absent."""
+        ...
+
+    async def drop_breakers(self, pool: str, endpoints: Collection[str]) -> None:
+        """Forget the breakers of endpoints that left."""
         ...
 
     async def put_snapshot(self, pool: str, name: str, at: str, parts: Sequence[bytes]) -> None:

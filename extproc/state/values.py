@@ -1,6 +1,7 @@
 """The plain values that the verbs of the shared store take and return."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -183,3 +184,37 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     at: str
     parts: Sequence[bytes]
+
+
+Verdict = Literal["good", "strike", "neutral"]
+"""What one answer says of its endpoint: it works, it does not, or nothing."""
+
+
+class BreakerRules(msgspec.Struct, frozen=True, gc=False):
+    """When a breaker opens.
+
+    Attributes:
+        strikes: strikes in a row that open it, 1 at least.
+        open_ms: how long it stays open the first time.
+        max_open_ms: how long at most; one that was closed for so long starts anew with `open_ms`.
+    """
+
+    strikes: int
+    open_ms: float
+    max_open_ms: float
+
+
+class Breaker(msgspec.Struct, frozen=True, gc=False):
+    """The breaker of one endpoint now.
+
+    Attributes:
+        state: closed, open, or half open: one request at a time may try the endpoint.
+        strikes: strikes in a row, while it is closed.
+        openings: how often it opened lately.
+        left_ms: how long it still stays open.
+    """
+
+    state: Literal["closed", "open", "half_open"] = "closed"
+    strikes: int = 0
+    openings: int = 0
+    left_ms: float = 0.0

@@ -1,10 +1,11 @@
 """Metric families: children looked up once for each label set, and never more of them than a cap."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 MAX_SERIES = 5000
 _OTHER = "other"
@@ -56,3 +57,16 @@ class Families:
         """A family of histograms with these upper bounds."""
         metric = Histogram(f"warmpath_{name}", text, labels, registry=self._registry, buckets=buckets)
         return Family(metric, len(labels))
+
+
+class WithoutCreated(Collector):
+    """A registry without the `_created` series, which double the page and which the text format has no use for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric

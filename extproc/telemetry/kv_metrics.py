@@ -55,7 +55,7 @@ class KvMetrics:
         Args:
             pool: pool name.
             events: events by kind.
-            faults: what went wrong, by its name in `kv_profile.Counts` and `kv_order.Tally`.
+            faults: what went wrong, by its name in `kv_profile.Counts` and `kv_tally.Tally`.
             left_out: blocks by the reason, as in `kv_chain.LeftOut`.
         """
         for family, totals in ((self._events, events), (self._faults, faults), (self._left_out, left_out)):

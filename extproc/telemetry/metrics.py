@@ -8,23 +8,21 @@ package. As access-log entries name pools and endpoints too, each family is capp
 `MAX_SERIES` label sets, new ones are counted under `other`. No prompt, key, session or tenant is ever a label.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from extproc.telemetry.exact_metrics import ExactMetrics, Rung
-from extproc.telemetry.families import Families
+from extproc.telemetry.families import Families, WithoutCreated
 from extproc.telemetry.feed_metrics import FeedMetrics
 from extproc.telemetry.kv_metrics import KvMetrics
 from extproc.telemetry.store_metrics import StoreMetrics
 from extproc.telemetry.token_metrics import TokenMetrics
 
 SessionOutcome = Literal["none", "new", "pinned", "moved"]
-Outcome = Literal["ok", "client_error", "engine_error", "disconnected", "no_answer"]
+Outcome = Literal["ok", "client_error", "engine_error", "disconnected", "no_answer", "time_limit"]
 UsageSource = Literal["engine", "asked", "counted", "none"]
 """Where the tokens of an answer are known from: the engine's report, one that Warmpath asked for on a stream, the bytes
 of the answer, or nowhere."""
@@ -167,6 +165,7 @@ class Metrics:
         self._entries = counter("access_log_entries_total", "Access-log entries by use.", ("outcome",))
         self._rate = gauge("prefill_tokens_per_second", "Learnt prefill speed.", ("pool", "endpoint"))
 
+        self.families = families
         self.store, self.feed = StoreMetrics(families), FeedMetrics(families)
         self.tokens, self.exact, self.kv = TokenMetrics(families), ExactMetrics(families), KvMetrics(families)
         self._scrapes = counter("scrapes_total", "Scrapes of engines.", ("pool", "outcome"))
@@ -291,29 +290,20 @@ class Metrics:
 
     def page(self) -> bytes:
         """This process's metrics as a Prometheus text page, format 0.0.4, UTF-8."""
-        return generate_latest(_WithoutCreated(self._registry))
+        return generate_latest(WithoutCreated(self._registry))
 
 
-class _WithoutCreated(Collector):
-    """A registry without the `_created` series, which double the page and which the text format has no use for."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterable[Metric]:
-        for metric in self._registry.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
-
-
-def outcome_of(status: int, flags: Sequence[str]) -> Outcome:
+def outcome_of(status: int, flags: Sequence[str], stage: str = "") -> Outcome:
     """Outcome of a finished request.
 
     Args:
         status: HTTP status that was sent to the client; 0 when none was.
         flags: Envoy's response flags by their short names; `DC` and `DPE` are the client's doing.
             https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage
+        stage: time limit that ended it; empty when none did.
     """
+    if stage:
+        return "time_limit"
     if "DC" in flags or "DPE" in flags:
         return "disconnected"
     if status == 0:

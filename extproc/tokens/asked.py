@@ -1,6 +1,7 @@
 """A request's body into what a source of token ids needs of it."""
 
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -11,14 +12,18 @@ from extproc.request.model import RouteKind
 from extproc.tokens.values import Asked, Chat, Given, NoTokensError, Text, Wanted, Whole, Why
 
 MAX_BODY_BYTES = 8 << 20
-"""Two million tokens of text, more than any engine takes; what is longer holds images, or is refused anyway."""
+"""Two million tokens of text, more than any engine takes; what is longer is refused, or holds large images, which would
+be sent and read once more for their names."""
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
+_SHOWN = frozenset({"image", "input_image", "input_audio", "input_file", "document"})
+"""Media as the Messages and the Responses API have them, beside parts that are neither texts nor media."""
 _WITHOUT_PROMPT_IDS = ("vllm", "sglang")
 
 
 class _Body(ChatBody, gc=False):
     prompt: Any = None
+    input: Any = None
     prompt_embeds: Any = None
     tool_choice: Any = None
     add_generation_prompt: Any = None
@@ -54,13 +59,20 @@ def read(kind: RouteKind, path: str, body: bytes, engine: EngineKind) -> Asked:
     adapter = fields.lora_path or lora
     # TensorRT-LLM has no salt on completions: it refuses the field there.
     salted = not (engine == "tensorrt_llm" and kind is RouteKind.COMPLETION)
+    wanted = _wanted(kind, path, fields, engine)
+    media = [] if kind is RouteKind.COMPLETION else [*_media(fields.messages), *_media(fields.input)]
+    is_whole = isinstance(wanted, Whole)
+    if media and isinstance(wanted, Given):
+        raise NoTokensError(Why.IMAGES)
     return Asked(
         kind=kind,
         body=body,
-        wanted=_wanted(kind, path, fields, engine),
+        wanted=wanted,
         adapter=adapter if isinstance(adapter, str) else "",
         salt=fields.cache_salt if salted and isinstance(fields.cache_salt, str) else "",
         truncated=fields.truncate_prompt_tokens is not None,
+        media=any(part.get("type") in _SHOWN for part in media) if is_whole else bool(media),
+        lasting=not is_whole and all(map(_is_lasting, media)),
     )
 
 
@@ -81,9 +93,9 @@ def _wanted(kind: RouteKind, path: str, fields: _Body, engine: EngineKind) -> Wa
     if kind is RouteKind.COMPLETION:
         return _completion(fields.prompt, special_tokens=fields.add_special_tokens is not False)
     if kind is RouteKind.CHAT and bare.endswith("/chat/completions"):
-        if fields.prompt_token_ids is not None and engine not in _WITHOUT_PROMPT_IDS:
-            return Given(packed(fields.prompt_token_ids))
-        return _chat(fields)
+        if fields.prompt_token_ids is None or engine in _WITHOUT_PROMPT_IDS:
+            return _chat(fields)
+        return Given(packed(fields.prompt_token_ids))
     if kind is RouteKind.MESSAGES or (
         kind is RouteKind.RESPONSES and not (fields.previous_response_id or fields.conversation)
     ):
@@ -119,8 +131,6 @@ def _chat(fields: _Body) -> Chat:
     messages, given, template = fields.messages, fields.chat_template_kwargs, fields.chat_template
     if not isinstance(messages, list) or not messages or not isinstance(given, dict | None):
         raise NoTokensError(Why.UNREADABLE)
-    if any(_shows_media(message) for message in messages):
-        raise NoTokensError(Why.IMAGES)
     return Chat(
         messages=messages,
         tools=fields.tools,
@@ -148,8 +158,18 @@ def _variables(fields: _Body, given: dict[str, Any]) -> dict[str, Any]:
     return given | {name: value for name, value in fixed.items() if value is not None and value != "auto"}
 
 
-def _shows_media(message: object) -> bool:
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list):
-        return False
-    return any(isinstance(part, dict) and part.get("type") not in _TEXT_PARTS for part in content)
+def _media(messages: object) -> Iterator[dict[str, Any]]:
+    """Parts of messages that are no texts."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") not in _TEXT_PARTS:
+                yield part
+
+
+def _is_lasting(part: dict[str, Any]) -> bool:
+    """Whether a part brings its medium along, in the forms that clients use."""
+    kind = part.get("type")
+    named = part.get(kind) if isinstance(kind, str) else None
+    url = named.get("url") if isinstance(named, dict) else named
+    return kind == "input_audio" or (isinstance(url, str) and url.startswith("data:"))

@@ -15,7 +15,7 @@ from extproc.errors import ConfigError
 from extproc.tokens.cache import TokenCache
 from extproc.tokens.folder import Added, Folder
 from extproc.tokens.pieces import LEAST_CHARS, Cutter
-from extproc.tokens.values import NoTokensError, Why
+from extproc.tokens.values import Made, NoTokensError, Why
 
 # One text at a time is all that is asked for. Threads of the library's own would take the cores of other workers.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -65,11 +65,11 @@ class Encoder:
         for key, piece in zip(keys, pieces, strict=True):
             part = self._cache.get(key)
             if part is None:
-                part = self._made(piece, special_tokens=bool(mark))
+                part = Made(self._made(piece, special_tokens=bool(mark)))
                 self._cache.put(key, part)
             else:
-                found += len(part)
-            ids += part
+                found += len(part.ids)
+            ids += part.ids
         ids.extend(behind)
         return ids, found
 

@@ -1,22 +1,40 @@
 """What is sent to servers for the ids of a prompt, and what they answer."""
 
 from array import array
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest
 
 from extproc.config import EngineKind
 from extproc.request.model import RouteKind
+from extproc.state.exact_blocks import Medium
 from extproc.tokens.http import Answer
-from extproc.tokens.values import Asked, Chat, NoTokensError, Text, Why
+from extproc.tokens.values import Asked, Chat, Made, NoTokensError, Text, Why
 
 T = TypeVar("T")
 
 
+class _Range(msgspec.Struct):
+    """Where a medium stands among the ids."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Features(msgspec.Struct):
+    """Images, sounds and films, by their kind (`entrypoints/scale_out/token_in_token_out/protocol.py` of vLLM)."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[_Range]]
+
+
 class _Rendered(msgspec.Struct):
     token_ids: list[int]
-    features: Any = None
+    features: _Features | None = None
 
 
 class _Tokenized(msgspec.Struct):
@@ -52,14 +70,15 @@ def bodies_of(asked: Asked, engine: EngineKind) -> Bodies:
     tokenize = tokenize_body(asked, engine)
     prompt = tokenize or render
     if prompt is None:
-        raise NoTokensError(Why.UNSUPPORTED)
+        raise NoTokensError(Why.IMAGES if asked.media else Why.UNSUPPORTED)
     return Bodies(render, tokenize, xxh3_128_digest(asked.kind.encode() + b"\0" + prompt))
 
 
 def render_body(asked: Asked) -> bytes:
     """The body of a request for a render route: the client's own, with the model's name at the engine.
 
-    `mm_payload` leaves out the tensors of images, and what is streamed or sampled does not matter to the prompt.
+    `mm_payload`, and in older versions `return_mm_kwargs`, leaves out the tensors of images, not their hashes. What is
+    streamed or sampled does not matter to the prompt.
 
     Raises:
         NoTokensError: the body is no JSON object.
@@ -68,14 +87,14 @@ def render_body(asked: Asked) -> bytes:
         fields = msgspec.json.decode(asked.body, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         raise NoTokensError(Why.UNREADABLE) from None
-    fields["mm_payload"] = "none"
+    fields |= {"mm_payload": "none", "return_mm_kwargs": False}
     _name_model(fields, asked.model)
     return msgspec.json.encode(fields)
 
 
 def tokenize_body(asked: Asked, engine: EngineKind) -> bytes | None:
     """The body of a request for `/tokenize`; None for what that route cannot tell exactly."""
-    if asked.truncated:
+    if asked.truncated or asked.media:
         return None
     match asked.wanted:
         case Text(text, _) if engine == "tensorrt_llm":
@@ -126,27 +145,47 @@ def _name_model(fields: dict[str, Any], model: str) -> None:
         fields["model"] = model
 
 
-def of_render(kind: RouteKind, answer: Answer) -> "array[int]":
-    """The ids that a render route answered.
+def of_render(asked: Asked, answer: Answer) -> Made:
+    """What a render route answered.
 
     Raises:
-        NoTokensError: the server refused the prompt, failed, or answered with several prompts or with media.
+        NoTokensError: the server refused the prompt, failed, answered with several prompts, or did not name the media
+            that the prompt shows.
     """
-    found = _decoded(_rendered_list, answer) if kind is RouteKind.COMPLETION else [_decoded(_rendered, answer)]
+    several = asked.kind is RouteKind.COMPLETION
+    found = _decoded(_rendered_list, answer) if several else [_decoded(_rendered, answer)]
     if len(found) != 1:
         raise NoTokensError(Why.SEVERAL)
-    if found[0].features is not None:
+    ids, features = _packed(found[0].token_ids), found[0].features
+    if features is None and asked.media:
         raise NoTokensError(Why.IMAGES)
-    return _packed(found[0].token_ids)
+    return Made(ids, () if features is None else _media(features, len(ids)))
 
 
-def of_tokenize(answer: Answer) -> "array[int]":
-    """The ids that a tokenize route answered.
+def _media(features: _Features, ids: int) -> Sequence[Medium]:
+    """Media as vLLM orders them: by offset, and those of one by the order of the answer (`argsort_mm_positions`)."""
+    if features.mm_hashes.keys() != features.mm_placeholders.keys():
+        raise NoTokensError(Why.FAILED)
+    media = list(chain.from_iterable(_of_kind(features, kind) for kind in features.mm_placeholders))
+    if any(each.offset + each.tokens > ids for each in media):
+        raise NoTokensError(Why.FAILED)
+    return tuple(sorted(media, key=attrgetter("offset")))
+
+
+def _of_kind(features: _Features, kind: str) -> Iterator[Medium]:
+    names, ranges = features.mm_hashes[kind], features.mm_placeholders[kind]
+    if len(names) != len(ranges):
+        raise NoTokensError(Why.FAILED)
+    return (Medium(name, each.offset, each.length) for name, each in zip(names, ranges, strict=True))
+
+
+def of_tokenize(answer: Answer) -> Made:
+    """What a tokenize route answered.
 
     Raises:
         NoTokensError: the server refused the prompt or failed.
     """
-    return _packed(_decoded(_tokenized, answer).tokens)
+    return Made(_packed(_decoded(_tokenized, answer).tokens))
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], answer: Answer) -> T:

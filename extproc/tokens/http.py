@@ -72,11 +72,16 @@ class Client:
         call = functools.partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def post(self, url: str, body: bytes) -> Answer:
+    async def post(self, url: str, body: bytes, too_long: Why = Why.FAILED) -> Answer:
         """Send a JSON body.
 
+        Args:
+            url: where to.
+            body: what.
+            too_long: what it means when the server sends more than any ids take.
+
         Raises:
-            NoTokensError: the server cannot be reached, takes too long, breaks off, or sends more than any ids take.
+            NoTokensError: the server cannot be reached, takes too long, breaks off, or sends too much.
         """
         most = min(_MAX_ANSWER_BYTES, _LEAST_ANSWER_BYTES + _ANSWER_BYTES_A_BYTE * len(body))
         try:
@@ -87,7 +92,7 @@ class Client:
                 async for chunk in response.content.iter_any():
                     found += chunk
                     if len(found) > most:
-                        raise NoTokensError(Why.FAILED)
+                        raise NoTokensError(too_long)
                 encoding = response.headers.get("Content-Encoding", "").strip().lower()
                 plain = bytes(found) if encoding in _PLAIN else await self.apart(_inflated, found, encoding, most)
                 return Answer(response.status, plain)

@@ -14,7 +14,7 @@ from extproc.tokens.cache import TokenCache
 from extproc.tokens.encoder import Encoder
 from extproc.tokens.folder import Folder
 from extproc.tokens.template import Template
-from extproc.tokens.values import Asked, Chat, NoTokensError, Tally, Text, Why
+from extproc.tokens.values import Asked, Chat, Made, NoTokensError, Tally, Text, Why
 
 MAX_CHARS: Final = 2 << 20
 """Half a million tokens. The library lets no other thread run while it hands ids over and takes its own memory back:
@@ -49,18 +49,20 @@ class Local:
         self._templates = {name: _compiled(folder, name) for name in folder.templates}
         self._encoder = Encoder(folder, cache)
 
-    async def ids(self, asked: Asked) -> "array[int]":
-        """See `values.Source.ids`."""
-        ids, found = await asyncio.get_running_loop().run_in_executor(self._threads, self.made, asked)
+    async def made(self, asked: Asked) -> Made:
+        """See `values.Source.made`."""
+        ids, found = await asyncio.get_running_loop().run_in_executor(self._threads, self.encoded, asked)
         self._tally.reused(self._pool, found, len(ids) - found)
-        return ids
+        return Made(ids)
 
-    def made(self, asked: Asked) -> "tuple[array[int], int]":
+    def encoded(self, asked: Asked) -> "tuple[array[int], int]":
         """Token ids of a prompt, and how many of them the cache had.
 
         Raises:
             NoTokensError: there are none.
         """
+        if asked.media:
+            raise NoTokensError(Why.IMAGES)
         if asked.truncated:
             raise NoTokensError(Why.UNSUPPORTED)
         match asked.wanted:

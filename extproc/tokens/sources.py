@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -17,7 +16,7 @@ from extproc.tokens.cache import TokenCache
 from extproc.tokens.http import Client
 from extproc.tokens.remote import Engines, Known, Render
 from extproc.tokens.settings import chosen
-from extproc.tokens.values import Asked, NoTokensError, Source, Tally, Why
+from extproc.tokens.values import Asked, Made, NoTokensError, Source, Tally, Why
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +51,26 @@ class Loading:
         # Who asks is told; where nobody does, the warning below was enough.
         self._work.add_done_callback(lambda work: None if work.cancelled() else work.exception())
 
-    async def ids(self, asked: Asked) -> "array[int]":
-        """See `values.Source.ids`."""
+    async def made(self, asked: Asked) -> Made:
+        """See `values.Source.made`."""
         try:
             source = await self._work
         except ConfigError:
             raise NoTokensError(Why.FAILED) from None
-        return await source.ids(asked)
+        return await source.made(asked)
+
+
+class ByMedia:
+    """One source for prompts with media, and another for all others. Implements `values.Source`."""
+
+    def __init__(self, others: Source, media: Source) -> None:
+        self.incremental = others.incremental
+        self._others = others
+        self._media = media
+
+    async def made(self, asked: Asked) -> Made:
+        """See `values.Source.made`."""
+        return await (self._media if asked.media else self._others).made(asked)
 
 
 def _load(path: Path, cache: TokenCache, pool: str, making: Making) -> Source:
@@ -73,12 +85,21 @@ def _load(path: Path, cache: TokenCache, pool: str, making: Making) -> Source:
 
 
 def source_of(name: str, pool: Pool, making: Making) -> Source:
-    """The source that a pool is configured to have; `auto` takes the first that can be."""
+    """The source that a pool is configured to have; `auto` takes the first that can be.
+
+    A tokenizer's folder turns no images into tokens: with `auto`, servers are asked for prompts that show some.
+    """
     tokens, cache = pool.tokens, TokenCache(pool.tokens.cache_mb << 20)
     source = chosen(tokens)
-    if source == "local":
-        return Loading(Path(tokens.tokenizer), cache, name, making)
+    if source != "local":
+        return _remote(name, pool, making, cache)
+    local = Loading(Path(tokens.tokenizer), cache, name, making)
+    return local if tokens.source == "local" else ByMedia(local, _remote(name, pool, making, cache))
+
+
+def _remote(name: str, pool: Pool, making: Making, cache: TokenCache) -> Source:
+    """The render server where one is configured and not passed over, else the engines."""
     client, known = Client(making.session, making.threads), Known(cache, name, making.tally)
-    if source == "render":
-        return Render(client, tokens.url, known)
+    if pool.tokens.url and pool.tokens.source != "engine":
+        return Render(client, pool.tokens.url, known)
     return Engines(client, known, lambda: making.endpoints(name), lambda: making.kind(name), making.clock)

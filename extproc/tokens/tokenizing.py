@@ -17,17 +17,22 @@ from extproc.tokens import asked as bodies
 from extproc.tokens.http import new_session
 from extproc.tokens.patience import Patience
 from extproc.tokens.sources import Making, source_of
-from extproc.tokens.values import Asked, Given, NoTokensError, Source, Tally, Whole, Why
+from extproc.tokens.values import Asked, Given, Made, NoTokensError, Source, Tally, Whole, Why
 
 THREADS: Final = 2
 MAX_RUNNING: Final = 32
 """Prompts that one worker works on at a time, those that nobody waits for any more among them."""
+MAX_SHOWING: Final = 8
+"""Of these, prompts with images, sounds or films: a server loads and measures each of them first."""
 FORGIVEN_S: Final = 1.0
 """A prompt tokenized here that took no longer was only new and long."""
 _INLINE_BYTES: Final = 32 << 10
 """Bodies up to here are read at once, in under 0.1 ms; a hop to a thread and back costs as much."""
 
 _KINDS: Final[tuple[EngineKind, ...]] = ("vllm", "sglang", "tensorrt_llm")
+_NAMELESS: Final = frozenset({"sglang", "tensorrt_llm"})
+"""Engines whose events tell media in ways that no route tells beforehand: SGLang puts numbers that it makes of an image
+in the place of its tokens."""
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +65,35 @@ class Engines(msgspec.Struct, frozen=True):
 
 
 class _Pool:
-    """One pool's source, and how it is doing."""
+    """One pool's source, and how it is doing: with media, which take longer, apart."""
 
     def __init__(self, settings: TokenSettings, engine: EngineKind, source: Source) -> None:
         self.settings = settings
         self.engine: EngineKind = engine
         self.source = source
         self.patience = Patience()
+        self.patience_with_media = Patience()
+
+
+class _Work:
+    """One prompt that is worked on.
+
+    Attributes:
+        path: the request's path.
+        body: its body.
+        request: what was read of it before.
+        patience: how its source is doing with such prompts, as far as the body was read.
+        media: whether it shows images, sounds or films.
+        by_source: whether the pool's source was asked.
+    """
+
+    def __init__(self, path: str, body: bytes, request: Request, patience: Patience) -> None:
+        self.path = path
+        self.body = body
+        self.request = request
+        self.patience = patience
+        self.media = False
+        self.by_source = False
 
 
 class Tokenizing:
@@ -90,7 +117,8 @@ class Tokenizing:
         self._pools: dict[str, _Pool] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokens")
         self._session: aiohttp.ClientSession | None = None
-        self._running: set[asyncio.Task[tuple[TokenPrompt, bool]]] = set()
+        self._running: set[asyncio.Task[TokenPrompt]] = set()
+        self._showing = 0
 
     @property
     def running(self) -> int:
@@ -158,65 +186,82 @@ class Tokenizing:
         resting = not pool.patience.allows(began)
         if resting and len(body) > _INLINE_BYTES:
             raise NoTokensError(Why.RESTING)
-        task = asyncio.create_task(self._prompt(name, pool, (path, body, request), resting=resting))
+        work = _Work(path, body, request, pool.patience)
+        task = asyncio.create_task(self._prompt(name, pool, work, resting=resting))
         self._running.add(task)
         task.add_done_callback(self._over)
         done, _ = await asyncio.wait({task}, timeout=pool.settings.budget_ms / 1000)
         if not done:
-            pool.patience.strike(self._clock.monotonic())
-            task.add_done_callback(lambda late: self._came_late(pool, late, began))
+            work.patience.strike(self._clock.monotonic())
+            task.add_done_callback(lambda late: self._came_late(pool, work, late, began))
             raise NoTokensError(Why.LATE)
         try:
-            prompt, by_source = task.result()
+            prompt = task.result()
         except NoTokensError as error:
             # One that refused, or was not asked, is well.
             if error.why is Why.FAILED:
-                pool.patience.strike(self._clock.monotonic())
+                work.patience.strike(self._clock.monotonic())
             raise
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with tokens, the request is routed
             log.warning("token ids could not be made", extra={"pool": name, "error": type(error).__name__})
-            pool.patience.strike(self._clock.monotonic())
+            work.patience.strike(self._clock.monotonic())
             raise NoTokensError(Why.FAILED) from None
-        if by_source:
-            pool.patience.answered()
+        if work.by_source:
+            work.patience.answered()
         return prompt
 
-    def _over(self, task: asyncio.Task[tuple[TokenPrompt, bool]]) -> None:
+    def _over(self, task: asyncio.Task[TokenPrompt]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             # Nobody may be waiting for it any more; what it raised was counted, or its request is gone.
             task.exception()
 
-    def _came_late(self, pool: _Pool, task: asyncio.Task[tuple[TokenPrompt, bool]], began: float) -> None:
-        if task.cancelled():
+    def _came_late(self, pool: _Pool, work: _Work, task: asyncio.Task[TokenPrompt], began: float) -> None:
+        if task.cancelled() or work.media:
             return
         error = task.exception()
         well = error is None or (isinstance(error, NoTokensError) and error.why is not Why.FAILED)
         if well and pool.source.incremental and self._clock.monotonic() - began <= FORGIVEN_S:
-            pool.patience.forgive()
+            work.patience.forgive()
 
-    async def _prompt(
-        self, name: str, pool: _Pool, call: tuple[str, bytes, Request], *, resting: bool
-    ) -> tuple[TokenPrompt, bool]:
-        """The prompt of a request, and whether the pool's source was asked for it."""
-        path, body, request = call
-        engine = self._kind(name)
-        arguments = (request.kind, path, body, engine)
+    async def _prompt(self, name: str, pool: _Pool, work: _Work, *, resting: bool) -> TokenPrompt:
+        """The prompt of a request."""
+        engine, body = self._kind(name), work.body
+        arguments = (work.request.kind, work.path, body, engine)
         if len(body) <= _INLINE_BYTES:
             asked = bodies.read(*arguments)
         else:
             asked = await asyncio.get_running_loop().run_in_executor(self._threads, bodies.read, *arguments)
-        served, adapter = self._served(name, engine, asked, request.model)
+        served, adapter = self._served(name, engine, asked, work.request.model)
         if isinstance(asked.wanted, Given):
             if asked.truncated:
                 raise NoTokensError(Why.UNSUPPORTED)
-            return TokenPrompt(asked.wanted.ids, adapter, asked.salt), False
+            return TokenPrompt(asked.wanted.ids, adapter, asked.salt)
+        if asked.media:
+            if engine in _NAMELESS:
+                raise NoTokensError(Why.IMAGES)
+            work.media, work.patience = True, pool.patience_with_media
+            resting = not work.patience.allows(self._clock.monotonic())
         if resting:
             raise NoTokensError(Why.RESTING)
         # An engine that has not loaded an adapter refuses its name; the base model's tokens are the same.
         named = "" if adapter and not isinstance(asked.wanted, Whole) else served
-        ids = await pool.source.ids(msgspec.structs.replace(asked, model=named))
-        return TokenPrompt(ids, adapter, asked.salt), True
+        work.by_source = True
+        made = await self._made(pool.source, msgspec.structs.replace(asked, model=named))
+        if made.media and engine in _NAMELESS:
+            raise NoTokensError(Why.IMAGES)
+        return TokenPrompt(made.ids, adapter, asked.salt, made.media)
+
+    async def _made(self, source: Source, asked: Asked) -> Made:
+        if not asked.media:
+            return await source.made(asked)
+        if self._showing >= MAX_SHOWING:
+            raise NoTokensError(Why.BUSY)
+        self._showing += 1
+        try:
+            return await source.made(asked)
+        finally:
+            self._showing -= 1
 
     def _kind(self, pool: str) -> EngineKind:
         configured = self._pools[pool].engine if pool in self._pools else "auto"

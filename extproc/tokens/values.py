@@ -1,6 +1,7 @@
 """What is asked of a source of token ids, and why there may be none."""
 
 from array import array
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -8,6 +9,7 @@ import msgspec
 
 from extproc.errors import WarmpathError
 from extproc.request.model import RouteKind
+from extproc.state.exact_blocks import Medium
 
 
 class Why(StrEnum):
@@ -98,6 +100,8 @@ class Asked(msgspec.Struct, frozen=True):
         salt: `cache_salt`, where the API has it; empty without.
         truncated: whether the body asks for a part of its prompt only.
         model: name of the model that engines know; empty to leave the body's own out.
+        media: whether it shows images, sounds or films, which only a render route can turn into tokens.
+        lasting: whether the body holds all that it shows: what a URL names may change behind it.
     """
 
     kind: RouteKind
@@ -107,6 +111,20 @@ class Asked(msgspec.Struct, frozen=True):
     salt: str = ""
     truncated: bool = False
     model: str = ""
+    media: bool = False
+    lasting: bool = False
+
+
+class Made(msgspec.Struct, frozen=True, gc=False):
+    """What a prompt was turned into.
+
+    Attributes:
+        ids: its token ids; not to be changed.
+        media: its images, sounds and films, by their offsets.
+    """
+
+    ids: "array[int]"
+    media: Sequence[Medium] = ()
 
 
 class Source(Protocol):
@@ -117,7 +135,7 @@ class Source(Protocol):
         """Whether a late answer makes the next turn of its conversation an early one."""
         ...
 
-    async def ids(self, asked: Asked) -> "array[int]":
+    async def made(self, asked: Asked) -> Made:
         """Token ids of a prompt, exactly those that the engine computes.
 
         Raises:

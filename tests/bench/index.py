@@ -1,10 +1,12 @@
 """The prefix indexes by themselves: memory of an entry, time of a match, and the longest pause an insert makes."""
 
 import gc
+import multiprocessing
 import random
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -29,6 +31,31 @@ def bench(scale: Scale) -> Findings:
     """Memory of full profiles, matches against 8, 64 and 1,000 endpoints, inserts into small and large profiles."""
     entries = scale.pick(_BUDGET_ENTRIES, _BUDGET_ENTRIES // 10)
     findings = Findings(f"the prefix index of {entries:,} entries at {_ENDPOINTS} endpoints: bytes, matches, inserts")
+    for part in (partial(_estimated, scale, entries), partial(_exact, scale, 1), partial(_exact, scale, 5)):
+        found = _apart(part)
+        findings.rows += found.rows
+        findings.checks += found.checks
+    for capacity in (entries // _ENDPOINTS, scale.pick(1_000_000, 200_000)):
+        findings.rows += [_inserts(capacity, blocks) for blocks in (_SHORT, _LONG)]
+    _check(findings)
+    findings.notes.append("resident: growth of a process of its own; tables: bytes of the slots and rows themselves")
+    findings.notes.append("middle is the median, most the greatest; times are CPU of the thread")
+    return findings
+
+
+def _apart(part: Callable[[], Findings]) -> Findings:
+    """Measure in a new process: in one that held an index before, another one fills its free memory and grows nothing.
+
+    Raises:
+        BrokenProcessPool: the process died, mostly for want of memory.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(part).result()
+
+
+def _estimated(scale: Scale, entries: int) -> Findings:
+    """The index of estimated profiles: memory and matches."""
+    findings = Findings("")
     gc.collect()
     before = _resident()
     index = _full(entries)
@@ -39,34 +66,39 @@ def bench(scale: Scale) -> Findings:
         _row("bytes an entry, resident", _ENDPOINTS, 1, [resident]),
         _row("bytes an entry, tables", _ENDPOINTS, 1, [slots]),
     ]
+    findings.checks.append(
+        Check(
+            f"memory of {_BUDGET_ENTRIES:,} entries (measured: {held:,})",
+            max(resident, slots) * _BUDGET_ENTRIES / 1e6,
+            _BUDGET_MB,
+            "MB",
+        )
+    )
     rounds = scale.pick(31, 11)
     for endpoints in (8, _ENDPOINTS, 1000):
         findings.rows += _matches(index if endpoints <= _ENDPOINTS else PrefixIndex(), endpoints, rounds)
-    del index
-    _exact(findings, scale)
-    for capacity in (entries // _ENDPOINTS, scale.pick(1_000_000, 200_000)):
-        findings.rows += [_inserts(capacity, blocks) for blocks in (_SHORT, _LONG)]
-    _check(findings, resident, slots, held)
     return findings
 
 
-def _exact(findings: Findings, scale: Scale) -> None:
-    """The exact index: entries that share no block, and entries of which each block is at five random endpoints.
+def _exact(scale: Scale, copies: int) -> Findings:
+    """The exact index: entries that share no block, or entries of which each block is at several random endpoints.
 
     The first fills the table most, the second makes the most different sets of holders.
     """
-    for copies, what in ((1, "exact, own blocks"), (5, "exact, each block at five")):
-        gc.collect()
-        before = _resident()
-        index = _full_exact(scale.pick(_BUDGET_ENTRIES, _BUDGET_ENTRIES // 5), copies)
-        gc.collect()
-        resident = (_resident() - before) / len(index)
-        findings.rows.append(_row(f"{what}: bytes an entry, resident", _ENDPOINTS, 1, [resident]))
-        megabytes = resident * _BUDGET_ENTRIES / 1e6
-        name = f"{what}: memory of {_BUDGET_ENTRIES:,} entries (measured: {len(index):,})"
-        findings.checks.append(Check(name, megabytes, _BUDGET_MB, "MB"))
-        if copies == 1:
-            _exact_times(findings, index, scale.pick(31, 11))
+    findings = Findings("")
+    gc.collect()
+    before = _resident()
+    index = _full_exact(scale.pick(_BUDGET_ENTRIES, _BUDGET_ENTRIES // 5), copies)
+    gc.collect()
+    resident = (_resident() - before) / len(index)
+    what = "exact, own blocks" if copies == 1 else f"exact, each block at {copies}"
+    findings.rows.append(_row(f"{what}: bytes an entry, resident", _ENDPOINTS, 1, [resident]))
+    megabytes = resident * _BUDGET_ENTRIES / 1e6
+    name = f"{what}: memory of {_BUDGET_ENTRIES:,} entries (measured: {len(index):,})"
+    findings.checks.append(Check(name, megabytes, _BUDGET_MB, "MB"))
+    if copies == 1:
+        _exact_times(findings, index, scale.pick(31, 11))
+    return findings
 
 
 def _full_exact(entries: int, copies: int) -> ExactIndex:
@@ -153,16 +185,8 @@ def _inserts(capacity: int, blocks: int) -> Row:
     return _row(f"insert us, profile of {capacity:,}", 1, blocks, took)
 
 
-def _check(findings: Findings, resident: float, slots: float, held: int) -> None:
+def _check(findings: Findings) -> None:
     rows = {(str(row["what"]), row["endpoints"], row["blocks"]): row for row in findings.rows}
-    findings.checks.append(
-        Check(
-            f"memory of {_BUDGET_ENTRIES:,} entries (measured: {held:,})",
-            max(resident, slots) * _BUDGET_ENTRIES / 1e6,
-            _BUDGET_MB,
-            "MB",
-        )
-    )
     for (what, endpoints, blocks), row in rows.items():
         if what.startswith("match") and blocks == _LONG and int(endpoints) <= _ENDPOINTS:
             findings.checks.append(Check(f"{what}, {endpoints}", float(row["middle"]) / 1000, 1, "ms"))
@@ -170,8 +194,6 @@ def _check(findings: Findings, resident: float, slots: float, held: int) -> None
             findings.checks.append(
                 Check(f"{what}: longest, {blocks} blocks", float(row["most"]) / 1000, _PAUSE_MS, "ms")
             )
-    findings.notes.append("resident: growth of the process; tables: bytes of the slots and rows themselves")
-    findings.notes.append("middle is the median, most the greatest; times are CPU of the thread")
 
 
 def _row(what: str, endpoints: int, blocks: int, values: "array[float] | list[float]") -> Row:

@@ -102,9 +102,16 @@ class RedisWorld:
             if kind == b"hash" and key.endswith(b":load"):
                 for endpoint, entry in self.raw.hgetall(key).items():
                     self.raw.hset(key, endpoint, _aged_load(entry, seconds))
+            elif kind == b"hash" and key.endswith(b":breakers"):
+                for endpoint, packed in self.raw.hgetall(key).items():
+                    self.raw.hset(key, endpoint, _aged_breaker(packed, seconds))
             elif kind == b"zset":
                 for member in self.raw.zrange(key, 0, -1):
                     self.raw.zincrby(key, -seconds * 1000, member)
+            elif kind == b"string" and b":quota:" in key:
+                if entry := self.raw.get(key):  # it may have ended meanwhile
+                    level, since, busy = struct.unpack("<ddd", entry)
+                    self.raw.set(key, struct.pack("<ddd", level, since - seconds, busy - seconds), keepttl=True)
             elif kind == b"string" and b":hold:" in key:
                 self.raw.set(key, _aged_holdings(self.raw.get(key), seconds), keepttl=True)
             if left_ms > 0:
@@ -116,6 +123,12 @@ def _aged_load(entry: bytes, seconds: float) -> bytes:
     form = f"<{len(entry) // 8}d"
     tokens, since, *others = struct.unpack(form, entry)
     return struct.pack(form, tokens, since - seconds, *others)
+
+
+def _aged_breaker(packed: bytes, seconds: float) -> bytes:
+    """The last three numbers are times in milliseconds, 0 for none."""
+    strikes, openings, *times = msgspec.msgpack.decode(packed)
+    return msgspec.msgpack.encode((strikes, openings, *(time and time - seconds * 1000 for time in times)))
 
 
 def _aged_holdings(table: bytes, seconds: float) -> bytes:

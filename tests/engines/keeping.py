@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import zmq
 
+from extproc.block_extras import named
 from extproc.clock import SystemClock
 from extproc.config import Config, Model, Pool, Redis, Telemetry
 from extproc.engines.detect import all_adapters
@@ -23,7 +24,7 @@ from extproc.fleet.membership import Membership
 from extproc.fleet.scraper import Scraper
 from extproc.outbox import Outbox
 from extproc.state.endpoint import EndpointState
-from extproc.state.exact_blocks import TokenPrompt, chain, chain_of, root, salted
+from extproc.state.exact_blocks import TokenPrompt, chain, chain_of, root
 from extproc.state.memory import MemoryStore
 from extproc.telemetry.metrics import Metrics
 from tests.engines.gateway import Json
@@ -121,7 +122,7 @@ def extras_of(event: dict[str, Any]) -> list[bytes]:
     """What `exact_blocks.chain` takes for the extra keys of a `BlockStored` of vLLM 0.32, whose adapter is none."""
     adapter = event["lora_name"]
     keys = [[key for key in each or () if key != adapter] for each in event["extra_keys"]]
-    return [salted(each[0]) if each else b"" for each in keys]
+    return [named(each[0]) if each else b"" for each in keys]
 
 
 class Keeping:

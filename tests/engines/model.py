@@ -109,7 +109,13 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def make_adapter(directory: Path, seed: int) -> None:
+def make_adapters(directory: Path, layers: str = "model.layers") -> None:
+    """Write all LoRA adapters below a directory; `layers` is where the model has the layers of its text model."""
+    for seed, name in enumerate(ADAPTERS):
+        make_adapter(directory / name, seed, layers)
+
+
+def make_adapter(directory: Path, seed: int, layers: str) -> None:
     """Write a LoRA adapter as PEFT saves one: `adapter_config.json` and `adapter_model.safetensors`."""
     directory.mkdir(parents=True)
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": TARGETS, "bias": "none"}
@@ -117,7 +123,7 @@ def make_adapter(directory: Path, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     weights = {}
     for layer, target in itertools.product(range(LAYERS), TARGETS):
-        name = f"base_model.model.model.layers.{layer}.self_attn.{target}"
+        name = f"base_model.model.{layers}.{layer}.self_attn.{target}"
         weights[f"{name}.lora_A.weight"] = 0.02 * torch.randn(RANK, HIDDEN, generator=random)
         weights[f"{name}.lora_B.weight"] = 0.02 * torch.randn(HIDDEN, RANK, generator=random)
     save_file(weights, directory / "adapter_model.safetensors")
@@ -139,8 +145,7 @@ def main() -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(directory)
     make_model(tokenizer).save_pretrained(directory)
-    for seed, name in enumerate(ADAPTERS):
-        make_adapter(directory / "adapters" / name, seed)
+    make_adapters(directory / "adapters")
 
 
 if __name__ == "__main__":

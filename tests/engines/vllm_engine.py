@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +34,16 @@ class VllmEngine:
         address: `127.0.0.1:PORT`, the same after a restart.
     """
 
-    def __init__(self, python: Path, model_dir: Path, model_name: str, port: int, core: int, run_dir: Path) -> None:
+    def __init__(
+        self,
+        python: Path,
+        model_dir: Path,
+        model_name: str,
+        port: int,
+        core: int,
+        run_dir: Path,
+        options: Sequence[str] = (),
+    ) -> None:
         """Describe an engine; `start` runs it.
 
         Args:
@@ -43,6 +53,7 @@ class VllmEngine:
             port: Free TCP port on 127.0.0.1.
             core: Processor core its worker computes on.
             run_dir: Empty directory for its log, caches and sockets.
+            options: Further options of `vllm serve`.
         """
         self.address = f"127.0.0.1:{port}"
         self._port = port
@@ -66,6 +77,7 @@ class VllmEngine:
             *("--kv-events-config", json.dumps(publishing)),
             *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--max-cpu-loras", "4"),
             *("--lora-modules", *(f"{name}={model_dir / 'adapters' / name}" for name in ADAPTERS)),
+            *options,
         ]
         self._environment = {
             **os.environ,

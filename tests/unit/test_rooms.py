@@ -8,13 +8,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "extproc"
 SECTIONS = {path.stem for path in PACKAGE.glob("config_*.py")} - {"config_file", "config_mistakes", "config_rules"}
-BOTTOM = {"errors", "clock", "config", "_pb"} | SECTIONS
+BOTTOM = {"errors", "clock", "config", "block_extras", "_pb"} | SECTIONS
 ALLOWED: dict[str, set[str]] = {
     "request": BOTTOM,
     "telemetry": BOTTOM,
     "govern": BOTTOM,
     "choose": BOTTOM | {"request"},
-    "state": BOTTOM,
+    "state": BOTTOM | {"govern"},
     "engines": BOTTOM,
     "tokens": BOTTOM | {"request", "state"},
     "fleet": BOTTOM | {"state", "engines", "telemetry"},

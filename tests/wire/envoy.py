@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from extproc.config import Config
-from extproc.envoy.render import render, to_yaml
+from extproc.envoy.render import write
 from extproc.envoy.validate import envoy_binary
 
 _READY_S = 30.0
@@ -58,9 +58,9 @@ async def running_envoy(
         ConfigError: there is no Envoy binary.
         RuntimeError: Envoy ended or was not ready in time; the text holds the end of its log.
     """
-    binary, text = envoy_binary(), to_yaml(render(config))
+    binary = envoy_binary()
     folder = Path(tempfile.mkdtemp(prefix="envoy-"))
-    (folder / "envoy.yaml").write_text(text)
+    write(config, folder / "envoy.yaml")
     log_file = folder / "envoy.log"
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
@@ -71,7 +71,7 @@ async def running_envoy(
             stderr=log,
         )
     envoy = RunningEnvoy(
-        url=f"http://{config.gateway.listen}",
+        url=f"{'https' if config.gateway.tls.certificate else 'http'}://{config.gateway.listen}",
         admin=f"http://{config.gateway.admin}",
         pid=process.pid,
         log_file=log_file,

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from extproc.config import BodyMode, Config, Gateway, Model, Pool, Sidecar
 from extproc.envoy.access_log import AccessLog
-from extproc.envoy.contract import Call, Decision, Served
+from extproc.envoy.contract import Attempt, Call, Decision, Served
 from extproc.envoy.discovery import Discovery, Member, MemberHealth, Roster
 from extproc.envoy.health import Health
 from extproc.envoy.processor import Limits, Processor
@@ -40,6 +40,7 @@ class Desk:
         self.open: list[Decision] = []
         self.settled: list[Decision] = []
         self.seen: list[Served] = []
+        self.failed: list[Attempt] = []
 
     async def decide(self, call: Call) -> Decision:
         """See `Decider.decide`."""
@@ -60,6 +61,10 @@ class Desk:
     def observe(self, served: Served) -> None:
         """See `Observer.observe`."""
         self.seen.append(served)
+
+    def attempt_failed(self, attempt: Attempt) -> None:
+        """See `Observer.attempt_failed`."""
+        self.failed.append(attempt)
 
     def tried_again(self, served: Served) -> None:
         """See `Observer.tried_again`."""

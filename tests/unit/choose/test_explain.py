@@ -134,7 +134,7 @@ def test_terms_have_names() -> None:
     weights = Weights(prefill_weight=2.0, running_ms=2.0, output_ms=0.5)
     case = Case(Ask(1000.0, {"a": 512.0}), pool(endpoint("a"), endpoint("b")), weights, None)
     told = {each.endpoint: each for each in taken_apart(case, loads={"b": Load(500.0, 3, 8.0)})}
-    none = {"kv_pressure": 0.0, "silence": 0.0}
+    none = {"kv_pressure": 0.0, "silence": 0.0, "busy": 0.0}
     assert told["a"].terms == {"prefill": 976.0, **none, "backlog": 0.0, "running": 0.0, "outputs": 0.0}
     assert told["b"].terms == {"prefill": 2000.0, **none, "backlog": 500.0, "running": 6.0, "outputs": 4.0}
     assert (told["a"].matched_tokens, told["a"].uncached_tokens) == (512.0, 488.0)
@@ -152,7 +152,7 @@ def test_load_that_is_not_known_is_not_made_up() -> None:
     """Without the load there are the terms of local knowledge, and no sum."""
     case = Case(Ask(1000.0), pool(endpoint("a")), Weights(prefill_weight=2.0), None)
     (told,) = costs(case, "", lambda _: None, lambda *_: 1.0)
-    assert told.terms == {"prefill": 2000.0, "kv_pressure": 0.0, "silence": 0.0}
+    assert told.terms == {"prefill": 2000.0, "kv_pressure": 0.0, "silence": 0.0, "busy": 0.0}
     assert told.cost_ms is told.predicted_ttft_ms is None
 
 

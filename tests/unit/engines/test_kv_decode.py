@@ -110,7 +110,7 @@ def test_the_array_forms_give_the_same_values_as_the_map(stored: int, removed: i
 
 def test_what_vllms_own_structs_write_is_read() -> None:
     """Fields that nobody needs are passed over; a digest and an integer of the same block are one id."""
-    extras = (b"image\x003\x00-2\x00imgsalt\0tenant-a",)
+    extras = (b"name\x003\x00imgname\x008\x00tenant-a",)
     stored = Stored((11, 12), None, tuple(range(1, 9)), 4, adapter="lb", extras=extras)
     assert decode(_VLLM_032) == EventBatch(1.0, 1, (stored, Removed((11,), Tier.CPU), Cleared()))
 
@@ -129,7 +129,7 @@ def test_sglang_up_to_0_5_19_writes_arrays_with_the_salt_behind_the_medium() -> 
         1,
         (
             Stored(hashes, None, tokens, 4),
-            Stored(hashes, None, tokens, 4, extras=(b"salt\0tenant-a",)),
+            Stored(hashes, None, tokens, 4, extras=(b"name\x008\0tenant-a",)),
             Removed((_MINUS_11,), Tier.CPU),
             Cleared(),
         ),
@@ -144,7 +144,7 @@ def test_sglang_from_0_5_20_on_writes_maps_with_salt_and_adapter() -> None:
         1,
         (
             Stored(hashes, None, tokens, 4),
-            Stored(hashes, None, tokens, 4, adapter="lb", extras=(b"salt\0tenant-a",)),
+            Stored(hashes, None, tokens, 4, adapter="lb", extras=(b"name\x008\0tenant-a",)),
             Removed((_MINUS_11,), Tier.CPU),
             Cleared(),
         ),
@@ -219,13 +219,13 @@ def test_extra_keys_lose_the_adapter_and_keep_salt_and_images() -> None:
         )
     )
     assert event.adapter == "lb"
-    assert event.extras == (b"image\x003\x00-2\x00imgsalt\0tenant-a", b"", b"image\x003\x001\x00img")
+    assert event.extras == (b"name\x003\x00imgname\x008\x00tenant-a", b"", b"name\x003\x00img")
 
 
-def test_only_the_block_that_begins_a_prompt_takes_a_string_for_its_salt() -> None:
-    """Images that vLLM 0.17 names by bare strings stand in any block; a salt stands in the first alone."""
-    assert _only(_batch(_as_map(extra_keys=[["x"]]))).extras == (b"salt\0x",)
-    assert _only(_batch(_as_map(extra_keys=[["x"]], parent_block_hash=9))).extras == (b"image\x001\x00\x00x",)
+def test_a_bare_string_is_a_name_whatever_it_names() -> None:
+    """As vLLM 0.17 to 0.21 name images, all versions name salts: in a prompt's first block it may be either."""
+    for parent in (None, 9):
+        assert _only(_batch(_as_map(extra_keys=[["x"]], parent_block_hash=parent))).extras == (b"name\x001\x00x",)
 
 
 def test_events_of_unknown_kinds_and_media_are_counted() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from extproc.engines.kv_extras import image, opaque, salted
+from extproc.block_extras import named
+from extproc.engines.kv_extras import opaque
 from extproc.engines.kv_layout import Layout
 from extproc.engines.kv_trtllm import MAX_ANSWER_BYTES, Drained, decode
 from extproc.engines.kv_values import Cleared, EventBatch, Moved, Removed, Stored, Tier
@@ -162,7 +163,7 @@ def test_missing_numbers_are_counted(ids: list[int], missing: int) -> None:
 
 
 def test_images_and_salts_enter_blocks() -> None:
-    """Images by hash and place in any block; the salt, which each block may repeat, in the first alone."""
+    """Images by hash in any block; the salt, which each block may repeat, in the first alone."""
     key = {"type": "mm_key", "hash": "ab" * 32, "start_offset": 4}
     strange = {"type": "another key"}
     batch = _events(
@@ -183,9 +184,9 @@ def test_images_and_salts_enter_blocks() -> None:
     assert isinstance(second, Stored)
     many = opaque(json.dumps([key] * 1000).encode())
     assert first.extras == (
-        image("ab" * 32, 4) + salted("tenant-a"),
+        named("ab" * 32) + named("tenant-a"),
         opaque(b'[{"type": "another key"}]'),
-        image("u"),
+        named("u"),
         many,
     )
     assert second.extras == ()

@@ -12,7 +12,7 @@ from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as stubs
 
-from extproc.envoy.contract import DESTINATION, METADATA, POOL, SERVED, SUBSET, Call, Decision, Served
+from extproc.envoy.contract import DESTINATION, METADATA, POOL, SERVED, SUBSET, Attempt, Call, Decision, Served
 from extproc.envoy.processor import Limits, Processor
 from extproc.envoy.server import bind, make_server
 
@@ -77,10 +77,15 @@ class Notebook:
     def __init__(self) -> None:
         self.seen: list[Served] = []
         self.tried: list[Served] = []
+        self.failed: list[Attempt] = []
 
     def observe(self, served: Served) -> None:
         """See `Observer.observe`."""
         self.seen.append(served)
+
+    def attempt_failed(self, attempt: Attempt) -> None:
+        """See `Observer.attempt_failed`."""
+        self.failed.append(attempt)
 
     def tried_again(self, served: Served) -> None:
         """See `Observer.tried_again`."""

@@ -96,14 +96,16 @@ def test_usage_of_the_messages_api_is_read_in_its_own_way() -> None:
     assert [one["name"] for one in host["routes"]] == ["picked-messages", "picked", "fallback-messages", "fallback"]
     for messages, other in zip(host["routes"][::2], host["routes"][1::2], strict=True):
         assert messages["route"] == other["route"]
-        assert messages["match"].get("headers") == other["match"].get("headers")
+        *headers, path_header = messages["match"]["headers"]
+        assert headers == other["match"].get("headers", [])
         [settings] = messages["typed_per_filter_config"].values()
         assert settings["response"] == {"llm_protocol": "ANTHROPIC_MESSAGES"}
         assert "typed_per_filter_config" not in other
-        path = re.compile(messages["match"]["safe_regex"]["regex"])
-        for one in ("/v1/messages", "/team/v1/messages/"):
+        assert path_header["name"] == ":path"
+        path = re.compile(path_header["string_match"]["safe_regex"]["regex"])
+        for one in ("/v1/messages", "/team/v1/messages/", "/v1/messages?beta=true"):
             assert path.fullmatch(one)
-        for one in ("/v1/chat/completions", "/v1/messages/count_tokens"):
+        for one in ("/v1/chat/completions", "/v1/messages/count_tokens", "/v1/chat?of=/v1/messages"):
             assert not path.fullmatch(one)
 
 

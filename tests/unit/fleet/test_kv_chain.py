@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from extproc.block_extras import named
 from extproc.engines.kv_values import Cleared, KvEvent, Moved, Removed, Stored, Tier
 from extproc.fleet.kv_chain import Chain, Change, Emptied
-from extproc.state.exact_blocks import TokenPrompt, chain_of, salted
+from extproc.state.exact_blocks import TokenPrompt, chain_of
 
 SIZE = 4
 TOKENS = tuple(range(1, 41))
@@ -69,7 +70,7 @@ def test_adapter_and_salt_make_other_blocks() -> None:
     apply(
         made,
         stored(1, 2, adapter="sql"),
-        stored(3, 4, extras=(salted("tenant"),)),
+        stored(3, 4, extras=(named("tenant"),)),
     )
     assert held(made) == {*ours(2, adapter="sql"), *ours(2, salt="tenant")}
 

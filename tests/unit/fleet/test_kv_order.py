@@ -1,6 +1,22 @@
 """The order of a stream of KV event batches: what is taken in, what is missing, and when nothing is known any more."""
 
-from extproc.fleet.kv_order import CHECK_S, REPLAY_S, REST_S, TRIES, Action, Apply, Ask, Begin, Forget, Order, Phase
+import pytest
+
+from extproc.fleet.kv_order import (
+    CHECK_S,
+    LONGEST_S,
+    REPLAY_S,
+    REST_S,
+    TRIES,
+    Action,
+    Apply,
+    Ask,
+    Begin,
+    Forget,
+    Order,
+    Phase,
+)
+from extproc.fleet.kv_tally import MOST
 
 
 def batch(seq: int, life: int = 0) -> bytes:
@@ -221,3 +237,110 @@ def test_answers_of_a_replay_that_nobody_waits_for_are_ignored() -> None:
     order = in_step(0, 1)
     assert order.replayed(2, batch(2), 0.0) == []
     assert order.replay_ended(0.0) == []
+
+
+def test_a_replay_without_an_end_is_given_up() -> None:
+    """Answers that bring nothing, or new batches for ever: the stream does not stay out of step, and it is counted."""
+    for brings_new in (False, True):
+        order = in_step(0, 1)
+        assert live(order, 10**6) == [Ask(1)]
+        now, seq, actions = 0.0, 1, list[Action]()
+        while not actions and now < 2 * LONGEST_S:
+            now += 0.5
+            order.replayed(seq, batch(seq), now)
+            seq += brings_new
+            actions = order.tick(now)
+        assert now == LONGEST_S
+        assert actions == [Forget("gap"), Begin(from_start=False), *applied(10**6)]
+        assert (order.phase, order.is_asking, order.tally.endless) == (Phase.IN_STEP, False, 1)
+        assert live(order, 10**6 + 5, now=now) == [Forget("gap"), Begin(from_start=False), *applied(10**6 + 5)]
+
+
+def test_replays_with_holes_one_after_another_are_given_up() -> None:
+    """Each gets further, none gets there: the time counts from the first one."""
+    order = in_step(0, 1)
+    live(order, 10**6)
+    now, seq, actions = 0.0, 1, list[Action]([Ask(1)])
+    while len(actions) == 1 and isinstance(actions[0], Ask) and now < 2 * LONGEST_S:
+        now, seq = now + 1.0, seq + 1
+        for one in (seq - 1, seq, seq + 9):
+            order.replayed(one, batch(one), now)
+        actions = order.tick(now) or order.replay_ended(now)
+    assert now == LONGEST_S
+    assert actions[0] == Forget("gap")
+
+
+def test_a_check_without_an_end_changes_nothing() -> None:
+    """Nothing is known to be missing; nobody listens to it any more."""
+    order = in_step(0, 1)
+    assert order.tick(CHECK_S) == [Ask(1)]
+    for second in range(1, int(LONGEST_S)):
+        assert order.replayed(1, batch(1), CHECK_S + second) == []
+        assert order.tick(CHECK_S + second) == []
+    assert order.tick(CHECK_S + LONGEST_S) == []
+    assert (order.phase, order.is_asking, order.tally.endless) == (Phase.IN_STEP, False, 1)
+
+
+@pytest.mark.parametrize("has_replay", [True, False])
+@pytest.mark.parametrize("jumps", [(5, 4), (5, 900), (0, 0), (7, 3, 10**9)])
+def test_numbers_that_jump_for_ever_are_not_listened_to(has_replay: bool, jumps: tuple[int, ...]) -> None:
+    """What an engine tells makes no sense: little is done for it, nothing of it stays, and it is counted."""
+    order = Order(replay=has_replay)
+    order.begin(0.0)
+    actions = [
+        action for at in range(10_000) for action in order.live(jumps[at % len(jumps)], bytes([at % 7]), 0.001 * at)
+    ]
+    if has_replay:  # it answers nothing: the first replay goes on waiting
+        assert sum(isinstance(each, Ask) for each in actions) <= MOST
+    assert sum(isinstance(each, Forget) for each in actions) <= MOST
+    assert sum(isinstance(each, Apply) for each in actions) <= 2 * MOST
+    if not has_replay:
+        assert (order.phase, order.tally.senseless) == (Phase.LEFT_ALONE, 1)
+        assert isinstance(actions[-1], Forget)
+
+
+def test_a_stream_that_was_left_alone_begins_anew() -> None:
+    """After its rest it is heard again, from the start."""
+    order = in_step(0)
+    now = 0.0
+    for life in range(MOST):
+        now += 1.0
+        actions = order.live(0, batch(0, life), now) or order.live(0, batch(0, life + 100), now)
+    assert actions == [Forget("restart")]
+    assert order.tally.senseless == 1
+    assert live(order, 1, 2, now=now + 1.0) == order.tick(now + 1.0) == []
+    assert order.tick(now + REST_S) == [Ask(0)]
+    assert replay(order, 0, 1, now=now + REST_S) == [Begin(from_start=True), *applied(0, 1)]
+    assert order.phase is Phase.IN_STEP
+
+
+def test_a_crash_now_and_then_is_no_nonsense() -> None:
+    """An engine that starts again every twenty seconds is followed each time."""
+    order = in_step(0, 1)
+    live(order, 2)
+    for life in range(1, 20):
+        now = 20.0 * life
+        assert live(order, 0, life=life, now=now) == [Forget("restart"), Ask(0)]
+        replay(order, 0, 1, life=life, now=now)
+        live(order, 2, life=life, now=now)
+    assert order.tally.senseless == 0
+
+
+def test_a_stream_that_begins_repairs_nothing() -> None:
+    """The replay that every stream begins with is no fault, nor after a restart; a repair is one."""
+    order = in_step(0, 1)
+    assert order.reconnected(0.0) == [Ask(1)]
+    replay(order, 1)
+    assert order.tally.replays == 0
+    order.tick(CHECK_S)
+    replay(order, 1, now=CHECK_S)
+    live(order, 2, now=CHECK_S)
+    live(order, 0, life=1, now=CHECK_S)
+    replay(order, 0, life=1, now=CHECK_S)
+    assert order.tally.replays == 0
+    live(order, 3, life=1, now=CHECK_S)
+    replay(order, 0, 1, 2, 3, life=1, now=CHECK_S)
+    assert order.tally.replays == 1
+    order.reconnected(CHECK_S)
+    replay(order, 3, life=1, now=CHECK_S)
+    assert order.tally.replays == 2

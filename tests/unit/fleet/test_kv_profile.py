@@ -132,6 +132,40 @@ def test_a_batch_that_cannot_be_read_pauses_the_profile() -> None:
     assert kept.counts.unreadable == 1
 
 
+def test_a_profile_whose_stream_stays_out_of_step_is_put_aside() -> None:
+    """What is missing may be removals: workers go back to the estimated one, and it is told whole when all is known."""
+    kept = Kept()
+    kept.profile.begin(PRECISE, from_start=True)
+    kept.settle(PRECISE, 1.0)
+    kept.take(prompt(1))
+    kept.told()
+    for now in (2.0, 6.0):
+        kept.settle(PRECISE, now, in_step=False)
+    assert kept.exacts() == []
+    kept.settle(PRECISE, 6.5, in_step=False)
+    assert kept.exacts() == [0]
+    assert kept.counts.apart == 1
+    kept.settle(PRECISE, 60.0, in_step=False)
+    assert kept.exacts() == []
+    kept.settle(PRECISE, 61.0)
+    told = kept.told()
+    assert [each.block_tokens for each in told if isinstance(each, Exact)] == [1]
+    assert len(told) == 2
+    kept.settle(PRECISE, 62.0, in_step=False)
+    assert kept.exacts() == []
+
+
+def test_a_keeper_that_stood_still_does_not_put_its_profiles_aside() -> None:
+    """Time that passed without a look is no time out of step."""
+    kept = Kept()
+    kept.profile.begin(PRECISE, from_start=True)
+    kept.settle(PRECISE, 1.0)
+    kept.told()
+    kept.settle(PRECISE, 100.0)
+    kept.settle(PRECISE, 100.1, in_step=False)
+    assert kept.exacts() == []
+
+
 def test_a_new_start_asks_for_the_events_again() -> None:
     """What was told is of the life before."""
     kept = Kept()

@@ -225,6 +225,18 @@ async def test_events_that_were_lost_begin_the_profile_anew(scene: Scene) -> Non
     assert scene.worker.begun == 2
 
 
+async def test_an_engine_whose_numbers_jump_for_ever_has_no_precise_profile(scene: Scene) -> None:
+    """Each jump empties the profile: workers are not made to change to and fro, and it is counted."""
+    keeper = scene.keeper()
+    for number in range(60):
+        scene.engine.number = 1000 * (number % 3)
+        scene.engine.store(number)
+        await keeper.rounds(1, 0.2)
+    assert await scene.known() == set()
+    assert 'kv_event_faults_total{kind="senseless",pool="main"} 0.0' not in keeper.metrics.page().decode()
+    assert scene.worker.begun <= 6
+
+
 async def test_an_answer_with_a_hole_is_left_out(scene: Scene) -> None:
     """What it tells of before the hole may have been removed in it; the profile begins with the answer after."""
     keeper = scene.keeper()

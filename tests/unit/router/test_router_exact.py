@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import pytest
 
 from extproc.choose.fleet import Endpoint
 from extproc.config import Pool as PoolSettings
@@ -149,6 +150,19 @@ async def test_nobody_waits_for_tokens_while_all_exact_profiles_are_behind() -> 
         await precise.chat("hello")
         asked.append(len(precise.ids.asked))
     assert asked == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("GET", "/v1/models", b""), ("POST", "/tokenize", b'{"prompt": "hello"}'), ("POST", "/v1/audio/speech", b"\0")],
+)
+async def test_calls_without_a_prompt_ask_for_no_tokens(method: str, path: str, body: bytes) -> None:
+    """They would be counted as prompts that cannot be read."""
+    precise = Precise()
+    precise.holds("a", "hello")
+    decision = await precise.bench.router.decide(Call(method, path, {}, body, None))
+    assert decision.destinations
+    assert precise.ids.asked == []
 
 
 async def test_nobody_waits_for_tokens_for_the_sake_of_an_endpoint_that_left() -> None:

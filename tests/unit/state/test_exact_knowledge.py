@@ -107,7 +107,9 @@ def test_a_decision_is_told_with_the_blocks_that_are_missing() -> None:
     for known in (here, there):
         known.age(100.0)
         known.apply(Answered("c", "a", -1, -1, 1000.0, 101.0))
-        known.age(101.0)
+        known.age(109.9)
+        assert depth(known) == 10
+        known.age(110.0)
         assert depth(known) == 6
 
 

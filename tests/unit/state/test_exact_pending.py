@@ -94,18 +94,18 @@ def test_two_prompts_may_end_alike() -> None:
     assert depths(precise) == {"a": 10}
 
 
-def test_an_answer_ends_it_a_second_later() -> None:
-    """Its event may be on the way yet; who only heard that it runs knows no more than before."""
+def test_an_answer_ends_it_ten_seconds_later() -> None:
+    """Its event may be on the way yet, and late; who only heard that it runs knows no more than before."""
     precise = precise_of("a")
     precise.age(1000.0)
     sent(precise)
     precise.pending.answered("c", "a", running=True)
-    precise.age(1050.0)
+    precise.age(1040.0)
     assert depths(precise) == {"a": 10}
     precise.pending.answered("c", "a", running=False)
-    precise.age(1050.9)
+    precise.age(1049.9)
     assert depths(precise) == {"a": 10}
-    precise.age(1051.0)
+    precise.age(1050.0)
     assert depths(precise) == {"a": 0}
 
 
@@ -137,6 +137,21 @@ def test_a_restart_ends_all_that_was_sent() -> None:
     sent(precise, "b", "two")
     precise.empty("a")
     assert depths(precise) == {"a": 0, "b": 10}
+
+
+def test_blocks_that_an_endpoint_is_about_to_have_are_counted() -> None:
+    """Of all prompts sent to it, what it lacked; until their ends are told, or they are forgotten."""
+    pending = Pending()
+    pending.began("one", "a", 0, [1, 2, 3])
+    pending.began("two", "a", 2, [4, 5])
+    pending.began("three", "b", 0, [1])
+    assert [pending.blocks(name) for name in "abc"] == [5, 1, 0]
+    pending.began("one", "a", 0, [1, 2])
+    pending.stored("a", [5])
+    assert [pending.blocks(name) for name in "abc"] == [2, 1, 0]
+    pending.forget("a")
+    pending.drop("three")
+    assert [pending.blocks(name) for name in "abc"] == [0, 0, 0]
 
 
 def test_prompts_are_bounded() -> None:

@@ -22,6 +22,14 @@ PATHS = {
 USER = [{"role": "user", "content": "x"}]
 
 
+def shown(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """A conversation of one message with these parts."""
+    return [{"role": "user", "content": list(parts)}]
+
+
+SEEN = shown({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}})
+
+
 def read(kind: RouteKind, engine: EngineKind = "auto", **fields: Any) -> Asked:
     """What is read of a body with these fields."""
     return asked.read(kind, PATHS[kind], json.dumps({"model": "m", **fields}).encode(), engine)
@@ -108,6 +116,33 @@ def test_messages_and_responses_are_left_to_their_engine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "fields", "media", "lasting"),
+    [
+        (RouteKind.CHAT, {"messages": USER}, False, True),
+        (RouteKind.CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, False, True),
+        (RouteKind.CHAT, {"messages": SEEN}, True, True),
+        (RouteKind.CHAT, {"messages": shown({"type": "image_url", "image_url": "data:image/png;base64,"})}, True, True),
+        (RouteKind.CHAT, {"messages": shown({"type": "input_audio", "input_audio": {"data": "x"}})}, True, True),
+        (RouteKind.CHAT, {"messages": shown({"type": "image_url", "image_url": {"url": "http://x/y"}})}, True, False),
+        (RouteKind.CHAT, {"messages": shown({"type": "image_url", "uuid": "cat"})}, True, False),
+        (RouteKind.CHAT, {"messages": shown({"input_audio": {}})}, True, False),
+        (RouteKind.CHAT, {"messages": [*SEEN, *shown({"type": "video_url"})]}, True, False),
+        (RouteKind.COMPLETION, {"prompt": "x", "messages": SEEN}, False, True),
+        (RouteKind.MESSAGES, {"messages": shown({"type": "tool_use"})}, False, False),
+        (RouteKind.MESSAGES, {"messages": shown({"type": "image", "source": {}})}, True, False),
+        (RouteKind.RESPONSES, {"input": "x"}, False, False),
+        (RouteKind.RESPONSES, {"input": shown({"type": "input_image"})}, True, False),
+    ],
+)
+def test_media_are_seen_and_whether_they_last(
+    kind: RouteKind, fields: dict[str, Any], media: bool, lasting: bool
+) -> None:
+    """What is no text is a medium; what a URL names may change behind it, and what is in the body may not."""
+    found = read(kind, **fields)
+    assert (found.media, found.lasting) == (media, lasting)
+
+
+@pytest.mark.parametrize(
     ("why", "kind", "fields"),
     [
         (Why.SEVERAL, RouteKind.COMPLETION, {"prompt": ["x", "y"]}),
@@ -121,8 +156,7 @@ def test_messages_and_responses_are_left_to_their_engine() -> None:
         (Why.UNREADABLE, RouteKind.CHAT, {"messages": []}),
         (Why.UNREADABLE, RouteKind.CHAT, {"messages": "x"}),
         (Why.UNREADABLE, RouteKind.CHAT, {"messages": USER, "chat_template_kwargs": 5}),
-        (Why.IMAGES, RouteKind.CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-        (Why.IMAGES, RouteKind.CHAT, {"messages": [{"role": "user", "content": [{"input_audio": {}}]}]}),
+        (Why.IMAGES, RouteKind.CHAT, {"messages": SEEN, "prompt_token_ids": [1]}),
         (Why.UNSUPPORTED, RouteKind.CHAT, {"messages": USER, "prompt_embeds": "x"}),
         (Why.UNSUPPORTED, RouteKind.CHAT, {"messages": USER, "extra_key": "x"}),
         (Why.UNSUPPORTED, RouteKind.CHAT, {"messages": USER, "use_beam_search": True}),

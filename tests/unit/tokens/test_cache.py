@@ -5,12 +5,14 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.state.exact_blocks import Medium
 from extproc.tokens.cache import TokenCache
+from extproc.tokens.values import Made
 
 
-def ids(count: int) -> "array[int]":
+def ids(count: int, *media: Medium) -> Made:
     """So many ids."""
-    return array("I", range(count))
+    return Made(array("I", range(count)), media)
 
 
 def test_what_was_put_is_found() -> None:
@@ -49,4 +51,13 @@ def test_memory_never_passes_the_limit(puts: list[tuple[int, int]]) -> None:
         cache.put(bytes([key]), ids(count))
         assert cache.nbytes <= limit
     held = [found for key in range(6) if (found := cache.get(bytes([key]))) is not None]
-    assert cache.nbytes == sum(260 + 4 * len(each) for each in held)
+    assert cache.nbytes == sum(290 + 4 * len(each.ids) for each in held)
+
+
+def test_images_take_room_too() -> None:
+    """A prompt of few ids may name many images, whose names count."""
+    cache = TokenCache(1 << 20)
+    cache.put(b"a", ids(3))
+    without = cache.nbytes
+    cache.put(b"a", ids(3, *(Medium("f" * 64, at, 3) for at in range(10))))
+    assert cache.nbytes >= without + 10 * 64

@@ -29,7 +29,6 @@ from tests.unit.tokens.parts import (
 )
 
 USER = [{"role": "user", "content": "hi"}]
-IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PATIENT = {"budget_ms": 10_000.0}
 OF_ENGINES = config_of({"p": pool_of({"source": "engine", **PATIENT})})
@@ -50,8 +49,8 @@ async def test_an_engine_that_renders_is_asked_for_the_whole_request() -> None:
         prompt = await ask(room, messages=USER, temperature=0.5, cache_salt="s")
     assert prompt is not None
     assert (list(prompt.ids), prompt.adapter, prompt.salt) == ([1, 2, 3], "", "s")
-    sent = {"model": "m", "messages": USER, "temperature": 0.5, "cache_salt": "s", "mm_payload": "none"}
-    assert engine.asked == [(CHAT + "/render", sent)]
+    sent = {"model": "m", "messages": USER, "temperature": 0.5, "cache_salt": "s"}
+    assert engine.asked == [(CHAT + "/render", sent | {"mm_payload": "none", "return_mm_kwargs": False})]
     assert counted.outcomes == {"ok": 1}
 
 
@@ -262,19 +261,6 @@ async def test_an_answer_is_no_longer_than_its_prompt_allows(
             assert (await client.post(f"http://127.0.0.1:{port}/tokenize", b"x" * asked)).body == found
     finally:
         await runner.cleanup()
-
-
-async def test_media_have_no_ids_alone() -> None:
-    """Blocks with images differ by more than their ids: neither asked for, nor taken where the server found some."""
-    found = rendered(1, 2, features={"mm_hashes": {"image": ["x"]}, "mm_placeholders": {}})
-    async with (
-        serving({"/v1/messages/render": found}) as engine,
-        tokenizing(OF_ENGINES, engines(engine)) as (room, counted),
-    ):
-        assert await ask(room, messages=IMAGE) is None
-        assert await ask(room, "/v1/messages", messages=USER, max_tokens=5) is None
-    assert engine.paths == ["/v1/messages/render"]
-    assert counted.outcomes == {"images": 2}
 
 
 async def test_truncated_prompts_are_left_to_a_render_route() -> None:

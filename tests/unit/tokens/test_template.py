@@ -11,7 +11,7 @@ import pytest
 from extproc.request.model import RouteKind
 from extproc.tokens.asked import read
 from extproc.tokens.content_format import takes_parts
-from extproc.tokens.template import Template
+from extproc.tokens.template import RENDER_S, Template
 from extproc.tokens.values import Chat, NoTokensError, Why
 from tests.unit.tokens import folders
 
@@ -127,3 +127,70 @@ def test_arguments_of_the_function_are_no_variables(name: str) -> None:
     """`chat_template_kwargs` could change more than the text with these."""
     request = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {name: 1}}
     assert rendered(folders.CHATML, request) is None
+
+
+class Turning:
+    """A clock that goes on by one hundredth of the time allowed each time it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> float:
+        """The time."""
+        self.looks += 1
+        return self.looks * RENDER_S / 100
+
+
+ENDLESS = [
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% set c = b %}{% endfor %}{% endfor %}{{ messages }}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}" + "{% call m() %}" * 60 + "x" + "{% endcall %}" * 60,
+    "{% block a %}{% if false %}{% endif %}{% endblock %}{% for a in range(100000) %}{{ self.a() }}{% endfor %}",
+    "{% for m in messages recursive %}{{ loop([1, 2]) if depth is undefined }}{% endfor %}",
+    "{% for a in range(100000) if a >= 0 %}{% for b in range(100000) if b < 0 %}{% endfor %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_that_does_not_come_to_an_end_is_stopped(source: str) -> None:
+    """Each turn of a loop, and each call, looks at the time: it is given up soon after that is over."""
+    clock = Turning()
+    template = Template(source, SPECIAL, clock=clock)
+    with pytest.raises(NoTokensError) as stopped:
+        template.render(chat_of({"model": "m", "messages": [{"role": "user", "content": "hi"}]}))
+    assert stopped.value.why in {Why.TOO_LONG, Why.REFUSED}
+    assert clock.looks <= 110
+
+
+def test_a_template_that_is_slow_with_many_messages_is_stopped() -> None:
+    """The operator's template is well, but for a client that sends very many messages."""
+    source = "{% for a in messages %}{% for b in messages %}{% if a == b %}{% endif %}{% endfor %}x{% endfor %}"
+    template = Template(source, SPECIAL, clock=Turning())
+    few, many = ({"model": "m", "messages": [{"role": "user", "content": "hi"}] * count} for count in (5, 50))
+    assert template.render(chat_of(few)) == "x" * 5
+    with pytest.raises(NoTokensError) as stopped:
+        template.render(chat_of(many))
+    assert stopped.value.why is Why.TOO_LONG
+
+
+def test_a_text_without_end_is_not_gathered() -> None:
+    """A template that prints all messages for each of them takes no memory for it."""
+    source = "{% for a in messages %}{{ messages }}{% endfor %}"
+    many = {"model": "m", "messages": [{"role": "user", "content": "x" * 1000}] * 1000}
+    with pytest.raises(NoTokensError) as stopped:
+        Template(source, SPECIAL).render(chat_of(many))
+    assert stopped.value.why is Why.TOO_LONG
+
+
+def test_what_a_client_names_does_not_reach_the_watch() -> None:
+    """Variables of the client's are given to templates that use them: none takes the place of the watch."""
+    request = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "chat_template_kwargs": {"warmpath_step": "x", "other": 1},
+    }
+    assert (
+        rendered("{% for m in messages %}{{ m.content }}{{ warmpath_step is string }}{% endfor %}", request)
+        == "hiFalse"
+    )

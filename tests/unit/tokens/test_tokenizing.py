@@ -10,10 +10,11 @@ import pytest
 
 from extproc.clock import ManualClock
 from extproc.telemetry.metrics import Metrics
+from extproc.tokens import template
 from extproc.tokens.encoder import Encoder
 from extproc.tokens.local import MAX_CHARS
 from extproc.tokens.patience import STRIKES
-from extproc.tokens.tokenizing import MAX_RUNNING, Engines
+from extproc.tokens.tokenizing import MAX_RUNNING, THREADS, Engines
 from tests.unit.tokens import folders
 from tests.unit.tokens.parts import Server, ask, config_of, ids_of, pool_of, rendered, serving, tokenized, tokenizing
 from tests.waiting import until
@@ -69,6 +70,28 @@ async def test_what_a_folder_cannot_tell_exactly_it_does_not_tell(
     async with tokenizing(local(folders.write(tmp_path, folders.byte_level()))) as (room, counted):
         assert await ask(room, path, **fields) is None
     assert counted.outcomes == {"unsupported": 1}
+
+
+async def test_a_template_that_loops_does_not_hold_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads are given back: prompts without the template have their ids after it."""
+    monkeypatch.setattr(template, "RENDER_S", 0.05)
+    looping = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
+    folder = folders.write(tmp_path, folders.byte_level(), looping)
+    async with tokenizing(local(folder)) as (room, counted):
+        await asyncio.gather(*(ask(room, messages=USER * (number + 1)) for number in range(2 * THREADS)))
+        assert await ask(room, "/v1/completions", prompt="a plain text") is not None
+    assert counted.outcomes == {"too_long": 2 * THREADS, "ok": 1}
+
+
+async def test_a_template_of_the_clients_is_never_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that is well: only the operator's are run here."""
+    folder = folders.write(tmp_path, folders.byte_level())
+    async with tokenizing(local(folder)) as (room, counted):
+        assert await ask(room, messages=USER) is not None
+        monkeypatch.setattr(template, "Template", None)
+        for fields in ({"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"chat_template": "x"}}):
+            assert await ask(room, messages=USER, **fields) is None
+    assert counted.outcomes == {"ok": 1, "unsupported": 2}
 
 
 async def test_tools_may_have_a_template_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""A request that another model answers, and what its decision says of that. Plain functions of values."""
+
+import msgspec
+
+from extproc.engines.fit import Wanted, fit
+from extproc.envoy.contract import Call, Decision
+from extproc.request.model import RouteKind
+from extproc.request.shapes import peek
+
+
+def for_model(call: Call, model: str) -> Call | None:
+    """The call as if its client had asked for `model`; None where the body cannot say so."""
+    kind = peek(call.path, call.headers, call.body).kind
+    if kind is RouteKind.OTHER:
+        return None
+    fitted = fit(call.body, kind, Wanted(model=model))
+    return None if fitted is None else msgspec.structs.replace(call, body=fitted.body)
+
+
+def with_fact(decision: Decision, key: str, value: str | float) -> Decision:
+    """The decision with one more value in its metadata."""
+    return msgspec.structs.replace(decision, metadata={**decision.metadata, key: value})
+
+
+def sequences_of(decision: Decision) -> int:
+    """Answers that a decision was charged for."""
+    value = decision.metadata.get("sequences", 1.0)
+    return int(value) if isinstance(value, int | float) else 1

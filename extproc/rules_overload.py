@@ -1,0 +1,36 @@
+"""What fallbacks of saturated pools must agree on with the rest of a configuration."""
+
+from collections.abc import Iterator
+
+from extproc.config import Config
+from extproc.config_mistakes import Mistake, nearest
+from extproc.config_overload import rules_of
+
+
+def fallbacks_lead_on(config: Config) -> Iterator[Mistake]:
+    """Each pool that sends requests elsewhere names a model for them, and none comes back to a pool where it was."""
+    for pool, settings in config.pools.items():
+        rules = rules_of(config.overload, settings.overload)
+        own = f"$.pools.{pool}.overload.fallback"
+        path = own if settings.overload.fallback or settings.overload.action else "$.overload.fallback"
+        if rules.fallback and rules.fallback not in config.models:
+            yield Mistake(path, f"no model `{rules.fallback}`: {nearest(rules.fallback, config.models, 'models are')}")
+        elif rules.action == "fallback" and not rules.fallback:
+            yield Mistake(path, "is missing: name the model that answers in place of the saturated one")
+        elif came_back := _comes_back(config, pool):
+            remedy = f"give pool `{came_back}` another overload.action"
+            yield Mistake(path, f"requests of pool `{pool}` would come back to it: {remedy}")
+
+
+def _comes_back(config: Config, pool: str) -> str:
+    """The last pool on a way of fallbacks that ends in a pool where it was; empty where it ends otherwise."""
+    seen, at = {pool}, pool
+    while True:
+        rules = rules_of(config.overload, config.pools[at].overload)
+        model = config.models.get(rules.fallback)
+        if rules.action != "fallback" or model is None or model.pool not in config.pools:
+            return ""
+        if model.pool in seen:
+            return at
+        seen.add(model.pool)
+        at = model.pool

@@ -1,0 +1,236 @@
+"""A real Envoy with one real worker's services behind it, for tests of what the gateway lets in and what it answers."""
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from extproc.config import Config, Gateway, Model, Pool, Sidecar, Timeouts, split_address
+from extproc.envoy.authorize import Authorizer
+from extproc.envoy.contract import Call, Decision
+from extproc.envoy.health import Health
+from extproc.envoy.processor import Limits, Processor
+from extproc.envoy.server import bind, make_server, stop
+from extproc.key_file import KeyFile
+from extproc.model_list import ModelList
+from tests.ports import free_port
+from tests.wire.envoy import RunningEnvoy, running_envoy
+from tests.wire.standins import Engine, Keeper
+
+MIB = 1 << 20
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Answer:
+    """An HTTP answer, read to its end; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The body as JSON."""
+        value: dict[str, Any] = json.loads(self.body)
+        return value
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused; empty when it was not."""
+        return self.headers.get("x-warmpath-reason", "")
+
+    def is_refusal(self, status: int, reason: str) -> bool:
+        """Whether it is an error in OpenAI's shape with this status and reason."""
+        shape = {"message", "type", "param", "code"}
+        return (
+            (self.status, self.reason) == (status, reason)
+            and self.headers["content-type"] == "application/json"
+            and set(self.json["error"]) == shape
+            and self.json["error"]["code"] == status
+        )
+
+
+class Desk:
+    """Decides for the one pool, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    async def decide(self, call: Call) -> Decision:
+        """See `Decider.decide`."""
+        self.calls.append(call)
+        return Decision(pool="main")
+
+    async def served(self, decision: Decision, served: str) -> None:
+        """See `Decider.served`."""
+
+    async def settle(self, decision: Decision, served: str = "") -> None:
+        """See `Decider.settle`."""
+
+
+class Outcomes:
+    """Counts of the authorizer."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def asked(self, outcome: str) -> None:
+        """See `authorize.Recorder`."""
+        self.seen.append(outcome)
+
+
+@dataclass
+class Running:
+    """A gateway with everything around it."""
+
+    envoy: RunningEnvoy
+    http: aiohttp.ClientSession
+    config: Config
+    desk: Desk
+    engines: list[Engine]
+    outcomes: Outcomes
+    keys: KeyFile
+    sidecar: "Worker"
+    trust: ssl.SSLContext | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that clients use."""
+        return split_address(self.config.gateway.listen)
+
+    async def ask(
+        self,
+        method: str = "POST",
+        path: str = CHAT,
+        *,
+        body: bytes | None = b"{}",
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    ) -> Answer:
+        """Send one request."""
+        url = f"{self.envoy.url}{path}"
+        data = None if method in {"GET", "HEAD"} else body
+        async with self.http.request(method, url, data=data, headers=headers, ssl=self.trust or True) as answer:
+            told = {name.lower(): value for name, value in answer.headers.items()}
+            return Answer(answer.status, told, await answer.read())
+
+    async def raw(self, sent: bytes, *, half_close: bool = False, limit_s: float = 20.0) -> bytes:
+        """Send bytes on a connection of their own; what came back until it was closed, or `limit_s` had passed."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        got = bytearray()
+        try:
+            writer.write(sent)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            if half_close:
+                writer.write_eof()
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(limit_s):
+                    while piece := await reader.read(65_536):
+                        got += piece
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        return bytes(got)
+
+    async def stat(self, name: str) -> int:
+        """One of Envoy's own counters or gauges; 0 when it is not there yet."""
+        page = await self.envoy.get(f"/stats?filter=^{name.replace('.', '[.]')}$")
+        found = re.search(rf"^{re.escape(name)}: (\d+)", page, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    async def memory(self) -> int:
+        """Bytes that Envoy has allocated."""
+        return int(json.loads(await self.envoy.get("/memory"))["allocated"])
+
+
+class Worker:
+    """The services of one worker, which can be stopped and started again."""
+
+    def __init__(self, socket: Path, desk: Desk, config: Config, authorizer: Authorizer) -> None:
+        gateway = config.gateway
+        limits = Limits(
+            body_mode=gateway.body_mode,
+            fail_open=gateway.fail_open,
+            routes=tuple(gateway.routes),
+        )
+        self._parts = (Processor(ModelList(desk, lambda: config), limits), authorizer)
+        self._address = f"unix:{socket}"
+        self._cleanup = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """Listen, ready from the start."""
+        health = Health()
+        server = make_server([part.handler() for part in (*self._parts, health)], max_body_bytes=64 * MIB)
+        bind(server, self._address)
+        await server.start()
+        health.set_ready(True)
+        self._cleanup.push_async_callback(stop, server, health, drain_s=0.1)
+
+    async def stop(self) -> None:
+        """Close every stream and stop listening."""
+        await self._cleanup.aclose()
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    gateway: Gateway | None = None,
+    *,
+    timeouts: Timeouts | None = None,
+    models: Mapping[str, Model] | None = None,
+    trust: ssl.SSLContext | None = None,
+) -> AsyncIterator[Running]:
+    """An Envoy between a client and two engines.
+
+    Args:
+        gateway: its section; addresses and sockets are filled in.
+        timeouts: as configured.
+        models: as configured.
+        trust: how its client speaks TLS.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="wp-"))
+    async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        engines = [Engine() for _ in range(2)]
+        for engine in engines:
+            await engine.start()
+            cleanup.push_async_callback(engine.stop)
+        addresses = [engine.address for engine in engines]
+        config = Config(
+            models=dict(models or {"m": Model(pool="main")}),
+            pools={"main": Pool(endpoints=addresses)},
+            timeouts=timeouts or Timeouts(),
+            gateway=msgspec.structs.replace(
+                gateway or Gateway(),
+                listen=f"127.0.0.1:{free_port()}",
+                admin=f"127.0.0.1:{free_port()}",
+                sidecar=Sidecar(socket_dir=str(folder), workers=1),
+            ),
+        )
+        keeper = Keeper(addresses)
+        await keeper.start(f"{folder}/keeper.sock")
+        cleanup.push_async_callback(keeper.stop)
+        path = config.gateway.auth.keys
+        keys, outcomes, desk = KeyFile(Path(path) if path else None), Outcomes(), Desk()
+        await keys.look()
+        worker = Worker(folder / "worker-0.sock", desk, config, Authorizer(keys.clients, outcomes))
+        await worker.start()
+        cleanup.push_async_callback(worker.stop)
+        envoy = await cleanup.enter_async_context(running_envoy(config))
+        http = await cleanup.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        running = Running(envoy, http, config, desk, engines, outcomes, keys, worker, trust)
+        async with asyncio.timeout(20):
+            while "warmpath_workers.membership_healthy: 1" not in await envoy.get("/stats?filter=membership_healthy"):
+                await asyncio.sleep(0.02)
+        yield running
