@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from extproc.config import Redis, Sidecar
+from extproc.config import Config, Redis, Sidecar
 from extproc.errors import ConfigError
 from extproc.state import where
 
@@ -21,6 +21,18 @@ def keeper(sidecar: Sidecar) -> str:
     if sidecar.socket_dir:
         return f"unix:{Path(sidecar.socket_dir) / 'keeper.sock'}"
     return f"{_host(sidecar.bind)}:{sidecar.keeper_port}"
+
+
+def relay(config: Config) -> str:
+    """Address that the relay binds: `unix:PATH` or `host:port` of the loopback."""
+    folder = config.gateway.sidecar.socket_dir
+    return f"unix:{Path(folder) / 'relay.sock'}" if folder else f"127.0.0.1:{config.relay.port}"
+
+
+def inner_listener(config: Config) -> str:
+    """Address at which the relay reaches Envoy: `unix:PATH` or `host:port` of the loopback."""
+    folder = config.gateway.sidecar.socket_dir
+    return f"unix:{Path(folder) / 'inner.sock'}" if folder else config.relay.listen
 
 
 def local_worker(sidecar: Sidecar, index: int) -> str:

@@ -62,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     worker = _with_config(commands, "worker", argparse.SUPPRESS, _worker)
     worker.add_argument("--index", type=int, default=0)
     keeper = _with_config(commands, "keeper", argparse.SUPPRESS, _keeper)
-    for child in (worker, keeper):
+    relay = _with_config(commands, "relay", argparse.SUPPRESS, _relay)
+    for child in (worker, keeper, relay):
         child.add_argument("--last-good", type=Path, help="copy of the configuration that was in use last")
     return parser
 
@@ -190,10 +191,20 @@ def _keeper(arguments: argparse.Namespace) -> int:
     return _run(keeper.run(config, arguments.config, arguments.set))
 
 
+def _relay(arguments: argparse.Namespace) -> int:
+    from extproc import relaying
+    from extproc.telemetry import logs
+
+    logs.setup("info", relaying.NAME)
+    config = reload.read_or(arguments.config, arguments.set, arguments.last_good)
+    return _run(relaying.run(config, arguments.config, arguments.set))
+
+
 def _check(arguments: argparse.Namespace) -> int:
+    from extproc import advice
     from extproc.envoy import validate
 
-    report = validate.check(arguments.config, arguments.set)
+    report = validate.check(arguments.config, arguments.set, advice.warnings)
     sys.stdout.write(report.to_json() if arguments.json else report.to_text())
     return 0 if report.ok else _USAGE
 

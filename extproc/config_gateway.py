@@ -62,8 +62,8 @@ class Jwt(Section, frozen=True, kw_only=True):
     """Tokens that clients may show in place of a key, as `Authorization: Bearer`.
 
     Attributes:
-        jwks: public keys of the issuer: absolute path of a file on Envoy's host, or an `http(s)://` URL; empty for no
-            tokens.
+        jwks: public keys of the issuer: an `http(s)://` URL, read every ten minutes, or the absolute path of a file on
+            Envoy's host, read at its start; empty for no tokens.
         issuer: what the claim `iss` must say.
         audiences: the claim `aud` must name one of these.
         tenant_claim: claim that names the tenant; a dot leads into a nested one. A token without it is refused.
@@ -119,11 +119,11 @@ class Gateway(Section, frozen=True, kw_only=True):
         max_body_bytes: largest request body; a larger one is answered 413.
         max_headers_kb: largest headers of a request in KiB, all together; larger ones are answered 431.
         max_header_count: most headers of a request; with more it is answered 431.
-        receive_s: how long a client may take to send a whole request before it is answered 408; 0 for no limit. What
-            the sidecar takes to decide counts.
+        receive_s: how long a client may take to send a whole request before it is answered 408; 0 for no limit. A
+            request without a body must be decided within it too.
         max_connections: connections of clients at once; a further one is closed. 0 for no limit.
-        max_memory_mb: heap of Envoy in MiB. New requests are answered 503 from 90 % on, and the largest ones that are
-            being received are reset from 95 % on. 0 for no limit.
+        max_memory_mb: heap of Envoy in MiB. From 80 % on the largest requests that are being received are reset, from
+            95 % on new ones are answered 503, from 100 % on all that is still sent over HTTP/1. 0 for no limit.
         only_known_paths: answer 404 to paths that are neither an API that Warmpath reads nor in `routes`.
         routes: paths with rules of their own.
         body_mode: `buffered` holds the body until the pick; `duplex` is what the Endpoint Picker Protocol asks. It
@@ -142,7 +142,7 @@ class Gateway(Section, frozen=True, kw_only=True):
     max_body_bytes: BodyBytes = 32 * 1024 * 1024
     max_headers_kb: Annotated[int, Meta(ge=1, le=8192)] = 60
     max_header_count: Annotated[int, Meta(ge=10, le=10_000)] = 100
-    receive_s: NotNegative = 300.0
+    receive_s: NotNegative = 120.0
     max_connections: Annotated[int, Meta(ge=0, le=10_000_000)] = 20_000
     max_memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 4096
     only_known_paths: bool = False

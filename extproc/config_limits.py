@@ -87,6 +87,9 @@ class Retries(Section, frozen=True, kw_only=True):
         budget_percent: retries of a pool under way at once, by its requests in flight. Past it a request is answered
             with what its last try got: a pool that fails as a whole must not be asked twice as much for it.
         min_concurrent: retries that the budget always allows.
+        idempotency_s: a request is answered 409 while another one of its tenant runs with the same `idempotency-key`. A
+            key is free when its request ends, and after so many seconds at the latest: that matters when the replica
+            that had it died, so no fewer than `timeouts.request_s`. 0 to pass such keys over.
     """
 
     max: Annotated[int, Meta(ge=0, le=2)] = 2
@@ -94,3 +97,4 @@ class Retries(Section, frozen=True, kw_only=True):
     max_ms: Count = 200
     budget_percent: Annotated[float, Meta(ge=0, le=100)] = 50.0
     min_concurrent: Annotated[int, Meta(ge=0, le=100_000)] = 20
+    idempotency_s: Annotated[float, Meta(ge=0, le=86_400)] = 900.0

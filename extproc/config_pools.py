@@ -53,7 +53,8 @@ class EventSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         endpoint: ZMQ address as the engines were given it (`tcp://*:5557`); data-parallel rank r adds r to the port.
-            Empty when they tell it themselves, or publish none.
+            Empty when they tell it themselves, or publish none. An engine that tells another host than its own is
+            followed there only where this names that very address.
         replay: the same of their replay sockets; empty for none.
         topic: what their topics begin with. `{endpoint}` stands for the endpoint, which tells engines apart that all
             connect to one address.

@@ -1,6 +1,6 @@
 """The section `relay` of `warmpath.yaml`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -9,6 +9,14 @@ from extproc.config_base import Address, Port, Positive, Section
 
 OnDeath = Literal["continue", "restart_before_first", "fail"]
 RelayPath = Annotated[str, Meta(pattern=r"^/[^\s?#]*\Z", max_length=256)]
+
+
+ASKING: Final = "x-warmpath-relay"
+"""Request header by which a client asks for the relay (`1`), or declines it (`0`)."""
+AVOID: Final = "x-warmpath-avoid"
+"""Request header of the relay's: endpoints that were lost on the way, `ip:port[,ip:port...]`. No client may set it."""
+SERVED_BY: Final = "x-warmpath-served"
+"""Response header to the relay: `ip:port` of the endpoint that answers."""
 
 
 class Relay(Section, frozen=True, kw_only=True):
@@ -42,5 +50,5 @@ class Relay(Section, frozen=True, kw_only=True):
     on_death: OnDeath = "continue"
     max_attempts: Annotated[int, Meta(ge=1, le=10)] = 3
     stall_s: Positive = 60.0
-    max_body: Annotated[int, Meta(ge=1024, le=1 << 30)] = 8 * 1024 * 1024
+    max_body: Annotated[int, Meta(ge=1024, le=1 << 30)] = 32 * 1024 * 1024
     max_open: Annotated[int, Meta(ge=1, le=100_000)] = 1000

@@ -11,8 +11,11 @@ from extproc.config_gateway import JWKS_CLUSTER
 from extproc.config_mistakes import Mistake, first_mistake, nearest
 from extproc.errors import ConfigError
 from extproc.request.volatile import rules_of
-from extproc.rules_overload import fallbacks_lead_on
 from extproc.rules_gateway import gateway_agrees
+from extproc.rules_limits import limits_agree
+from extproc.rules_overload import fallbacks_lead_on
+from extproc.rules_quotas import quotas_agree
+from extproc.rules_relay import relay_agrees
 from extproc.state import where
 from extproc.tokens import settings
 
@@ -56,6 +59,9 @@ def first_contradiction(config: Config) -> Mistake | None:
         _token_sources_are_there,
         fallbacks_lead_on,
         gateway_agrees,
+        limits_agree,
+        quotas_agree,
+        relay_agrees,
     )
     return next((mistake for rule in rules for mistake in rule(config)), None)
 

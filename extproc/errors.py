@@ -5,6 +5,8 @@ OpenAI-shaped JSON body that SDKs parse; texts never contain prompts, keys or se
 """
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -15,15 +17,19 @@ class WarmpathError(Exception):
         status: HTTP status when the error answers a request.
         reason: value of the response header `x-warmpath-reason`, from a closed set.
         kind: value of `error.type` in the JSON body, as OpenAI names it.
+        error_code: value of `error.code` there; the status when None.
+        headers: further response headers, lower-case names.
     """
 
     status: ClassVar[int] = 500
     reason: ClassVar[str] = "internal"
     kind: ClassVar[str] = "internal_error"
+    error_code: ClassVar[str | None] = None
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def body(self) -> bytes:
         """Return the OpenAI-shaped JSON body, UTF-8."""
-        error = {"message": str(self), "type": self.kind, "param": None, "code": self.status}
+        error = {"message": str(self), "type": self.kind, "param": None, "code": self.error_code or self.status}
         return json.dumps({"error": error}).encode()
 
 
@@ -61,6 +67,31 @@ class ClientLeftError(WarmpathError):
     status = 499
     reason = "client_left"
     kind = "client_closed_request"
+
+
+class RateLimitedError(WarmpathError):
+    """A limit of use was reached; `headers` tell which, and when it allows the request, if it ever does."""
+
+    status = 429
+    reason = "rate_limited"
+    kind = "rate_limit_error"
+    error_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, headers: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.headers = headers
+
+
+class DuplicateRequestError(WarmpathError):
+    """Another request with the same idempotency key is still running."""
+
+    status = 409
+    reason = "duplicate_request"
+    kind = "conflict_error"
+    error_code = "duplicate_request"
+    # SDKs of OpenAI and Anthropic try again after a 409, unless this header says otherwise: the second try would run
+    # what the first one, which still runs, answers.
+    headers = MappingProxyType({"x-should-retry": "false"})
 
 
 class UnknownModelError(WarmpathError):

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import grpc
 import msgspec
 from aiohttp import web
 
-from extproc import __version__, addresses, explain_pages, inner, reload
+from extproc import __version__, addresses, explain_pages, inner, relaying, reload
 from extproc.clock import SystemClock
 from extproc.config import Config, Gateway, split_address
 from extproc.engines.detect import all_adapters
@@ -52,6 +52,7 @@ class Parts(msgspec.Struct, frozen=True):
     watch: StoreWatch
     metrics: Metrics
     workers: dict[str, grpc.aio.Channel]
+    relay: relaying.Remote | None
 
 
 async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
@@ -97,6 +98,8 @@ async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
 
 async def _close(parts: Parts) -> None:
     await asyncio.gather(*(channel.close() for channel in parts.workers.values()))
+    if parts.relay:
+        await parts.relay.close()
     await parts.store.close()
 
 
@@ -136,6 +139,7 @@ def compose(config: Config) -> Parts:
         workers={
             f"worker-{index}": inner.channel(addresses.local_worker(sidecar, index)) for index in range(sidecar.workers)
         },
+        relay=relaying.Remote(config) if config.relay.enabled else None,
     )
 
 
@@ -178,14 +182,17 @@ async def _serve_admin(parts: Parts, gateway: Gateway) -> web.AppRunner:
 async def _metrics(parts: Parts) -> web.Response:
     """All processes of this host on one page; a worker that does not answer is missing from it."""
     parts.watch.tell()
-    read = await asyncio.gather(*(_page_of(name, channel) for name, channel in parts.workers.items()))
-    merged = pages.merge({"keeper": parts.metrics.page(), **dict(zip(parts.workers, read, strict=True))})
+    asked = {name: inner.read_page(channel) for name, channel in parts.workers.items()}
+    if parts.relay:
+        asked[relaying.NAME] = parts.relay.page()
+    read = await asyncio.gather(*(_page_of(name, page) for name, page in asked.items()))
+    merged = pages.merge({"keeper": parts.metrics.page(), **dict(zip(asked, read, strict=True))})
     return web.Response(body=merged, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
 
-async def _page_of(name: str, channel: grpc.aio.Channel) -> bytes:
+async def _page_of(name: str, page: Coroutine[None, None, bytes]) -> bytes:
     try:
-        return await inner.read_page(channel)
+        return await page
     except WorkerError as error:
         log.warning("a worker is missing from the metrics page", extra={"worker": name, "error": str(error)})
         return b""
@@ -199,6 +206,9 @@ async def _readyz(parts: Parts) -> web.Response:
     """Health by component. Ready while at least one worker answers: everything else degrades, and says so."""
     states = await asyncio.gather(*(inner.is_ready(channel) for channel in parts.workers.values()))
     components = {name: "ok" if up else "down" for name, up in zip(parts.workers, states, strict=True)}
+    if parts.relay:
+        # Without it requests go straight to engines.
+        components[relaying.NAME] = "ok" if await parts.relay.is_ready() else "down"
     components["store"] = parts.watch.component()
     known = [state for pool in parts.scraper.states().values() for state in pool.values()]
     components["engines"] = "ok" if all(each.reachable and not each.stalled_s for each in known) else "degraded"

@@ -8,6 +8,7 @@ from extproc.envoy.contract import QUEUED, Attempt, Served
 from extproc.fitting import ASKED_USAGE
 from extproc.gossip import Gossip
 from extproc.judging import Judging
+from extproc.quotas import Quotas
 from extproc.request.model import RouteKind
 from extproc.router import Surroundings
 from extproc.state.feed import Answered
@@ -30,12 +31,20 @@ _UNBEGUN = frozenset({"headers", "first_token"})
 class Learner:
     """Implements `envoy.contract.Observer` for one worker."""
 
-    def __init__(self, around: Surroundings, gossip: Gossip, metrics: Metrics, judging: Judging | None = None) -> None:
-        """`judging` feeds breakers; None where there are none."""
+    def __init__(
+        self,
+        around: Surroundings,
+        gossip: Gossip,
+        metrics: Metrics,
+        judging: Judging | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """`judging` feeds breakers, `quotas` corrects what was taken of limits; None where there are none."""
         self._around = around
         self._gossip = gossip
         self._metrics = metrics
         self._judging = judging
+        self._quotas = quotas
         self._told: OrderedDict[str, str] = OrderedDict()
         self._sizes = AnswerSizes()
 
@@ -67,6 +76,8 @@ class Learner:
                 counted_output_tokens=counted,
             )
         )
+        if self._quotas is not None:
+            self._quotas.answered(served, counted)
         if served.charge_id:
             self._told.pop(served.charge_id, None)
             told = answered(served, endpoint, ttft_s, counted)

@@ -1,13 +1,14 @@
 """What happens to requests of a saturated pool: they wait, are sent to another model, or are refused.
 
-Implements `surroundings.Gate` for one worker. In calm times (no endpoint of the pool has shown a queue for half a minute,
-and none is half full) a request passes without a look at the store.
+Implements `surroundings.Gate` for one worker. In calm times (no endpoint of the pool has shown a queue for half a
+minute, and no backlog is half of what it may be) a request passes without a look at the store.
 """
 
 import asyncio
 import itertools
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 from extproc import deciding
 from extproc.choose.fleet import Pool
@@ -15,30 +16,35 @@ from extproc.clock import Clock
 from extproc.config_overload import TenantShare
 from extproc.deciding import Asked
 from extproc.envoy.contract import Call
-from extproc.govern.queue import Entry, band_of
+from extproc.govern.queue import QUANTUM, Entry, band_of
 from extproc.queue_board import QueueBoard
 from extproc.request.model import Request
+from extproc.rules_overload import rules_in
 from extproc.surroundings import Admitted, Surroundings
 from extproc.telemetry.overload_metrics import OverloadMetrics
-from extproc.waiting_line import WaitingLine, rules_in
+from extproc.waiting_line import WaitingLine
 
 _PLAIN = TenantShare()
 
 
 class Overload:
-    """Stands before the decisions of one worker."""
+    """Stands before the decisions of one worker.
+
+    Attributes:
+        lines: by pool, what waits for it.
+    """
 
     def __init__(self, around: Surroundings, metrics: OverloadMetrics, clock: Clock) -> None:
         self._around = around
         self._metrics = metrics
         self._clock = clock
         self._ids = itertools.count()
-        self._lines: Mapping[str, WaitingLine] = {
+        self.lines: Mapping[str, WaitingLine] = {
             pool: WaitingLine(pool, around, QueueBoard(around.store, pool, around.replica, clock), metrics, clock)
             for pool in around.knowledge
         }
         for pool, known in around.knowledge.items():
-            known.hear(lambda charge_id, _, pool=pool: self._heard(pool, charge_id))
+            known.hear(partial(self._heard, pool))
 
     def watches(self, pool: str) -> bool:
         """See `Gate.watches`."""
@@ -46,7 +52,7 @@ class Overload:
 
     async def admit(self, asked: Asked, pool: Pool, subset: AbstractSet[str] | None, call: Call) -> Admitted:
         """See `Gate.admit`."""
-        line, rules = self._lines[pool.name], rules_in(self._around.config, pool.name)
+        line, rules = self.lines[pool.name], rules_in(self._around.config, pool.name)
         sequences = asked.request.n
         if not len(line) and not line.full.room.near:
             line.full.passes(sequences, 0.0)
@@ -67,15 +73,15 @@ class Overload:
 
     def arrived(self, admitted: Admitted) -> None:
         """See `Gate.arrived`."""
-        self._lines[admitted.pool].full.arrived(admitted.sequences, admitted.prompt_tokens)
+        self.lines[admitted.pool].full.arrived(admitted.sequences, admitted.prompt_tokens)
 
     def charged(self, pool: str, sequences: int) -> None:
         """See `Gate.charged`."""
-        self._lines[pool].full.in_flight += sequences
+        self.lines[pool].full.in_flight += sequences
 
     def settled(self, pool: str, sequences: int) -> None:
         """See `Gate.settled`."""
-        line = self._lines[pool]
+        line = self.lines[pool]
         line.full.in_flight -= sequences
         line.drain.note(self._clock.monotonic())
         line.wake()
@@ -86,20 +92,20 @@ class Overload:
             await asyncio.sleep(self._around.config.telemetry.scrape_ms / 1000)
             for name, pool in self._around.fleet.pools.items():
                 if self.watches(name):
-                    await self._lines[name].full.look(pool, self._lines[name].rules.saturation)
-                    self._lines[name].show()
+                    await self.lines[name].full.look(pool, self.lines[name].rules.saturation)
+                    self.lines[name].show()
 
     async def close_after(self, seconds: float) -> None:
         """Go on for so long, then refuse whoever waits or comes to wait: this worker stops."""
         await asyncio.sleep(seconds)
-        for line in self._lines.values():
+        for line in self.lines.values():
             await line.close()
 
-    def _heard(self, pool: str, charge_id: str) -> None:
+    def _heard(self, pool: str, charge_id: str, _endpoint: str) -> None:
         """A request was answered; those of this worker are counted as they are settled."""
         if not charge_id.startswith(f"{self._around.replica}-"):
-            self._lines[pool].drain.note(self._clock.monotonic())
-            self._lines[pool].wake()
+            self.lines[pool].drain.note(self._clock.monotonic())
+            self.lines[pool].wake()
 
     def _entry(self, asked: Asked, pool: Pool) -> Entry:
         around = self._around
@@ -111,7 +117,8 @@ class Overload:
             id=next(self._ids),
             band=band_of(self._priority(asked.request, tenant)),
             tenant=asked.request.tenant,
-            tokens=uncached + ask.output_tokens,
+            # A small request is no less than one turn: else many of one tenant went before one of another.
+            tokens=max(QUANTUM, uncached + ask.output_tokens),
             weight=tenant.weight,
             prompt_tokens=uncached,
             sequences=asked.request.n,

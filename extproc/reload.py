@@ -16,7 +16,9 @@ from extproc.overrides import overlay
 _EVERY_S = 0.5
 _STILL_S = 0.05
 """A changed file is taken once it has been the same for so long."""
-_FIXED = ("gateway", "redis", "timeouts", "retries")
+_FIXED = ("gateway", "redis", "timeouts", "retries", "relay")
+_ENVOYS = ("local_requests_per_s", "before_body")
+"""What of `rate_limits` Envoy's own configuration has."""
 _PRIORS = ("prefill_tokens_per_s", "kv_tokens", "bytes_per_token")
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ def needs_restart(old: Config, new: Config) -> list[str]:
         parts.append("routing.block_tokens")
     if old.telemetry.access_log_flush_ms != new.telemetry.access_log_flush_ms:
         parts.append("telemetry.access_log_flush_ms")
+    parts += [f"rate_limits.{key}" for key in _ENVOYS if _of(old, key) != _of(new, key)]
     parts += [
         f"pools.{name}.{prior}"
         for name, pool in old.pools.items()
@@ -120,6 +123,10 @@ class Watcher:
         return overlay(parse(content, self._path), self._settings)
 
 
+def _of(config: Config, key: str) -> object:
+    return getattr(config.rate_limits, key)
+
+
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -146,6 +153,12 @@ def _without_fixed(old: Config, new: Config) -> Config:
         routing=new.routing,
         timeouts=old.timeouts,
         retries=old.retries,
+        relay=old.relay,
         overload=new.overload,
+        rate_limits=msgspec.structs.replace(
+            new.rate_limits,
+            before_body=old.rate_limits.before_body,
+            local_requests_per_s=old.rate_limits.local_requests_per_s,
+        ),
         telemetry=new.telemetry,
     )

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from extproc import continuing, deciding, noting, reading
+from extproc.avoiding import hinted
 from extproc.choose import chooser
 from extproc.choose.fleet import Pool
 from extproc.clock import Clock
@@ -53,13 +54,28 @@ class Router:
             OverloadedError: the pool is saturated, and the request is not to wait, or not any longer.
             QueueTimeoutError: the same, after it waited.
             ShuttingDownError: this worker stops, and the request would have to wait.
+            RateLimitedError: a limit of use does not allow it.
+            DuplicateRequestError: a request with its idempotency key still runs.
         """
         began = self._clock.monotonic()
         asked, pool = self.read(call)
+        meter = self._around.meter
+        if meter is None or not meter.concerns(call):
+            return await self._admitted(call, asked, pool, began)
+        held = await meter.begin(call, asked, pool)
+        try:
+            decision = await self._admitted(call, asked, pool, began)
+        except BaseException:
+            await meter.undo(held)
+            raise
+        return meter.marked(decision, held)
+
+    async def _admitted(self, call: Call, asked: Asked, pool: Pool, began: float) -> Decision:
+        """Decide once the pool has room."""
         gate, fits = self._around.gate, self._fits(asked, pool, call)
         if gate is None or not gate.watches(pool.name):
             return await self._decided(call, asked, pool, fits, began)
-        admitted = await gate.admit(asked, pool, fits.subset(_hinted(call)), call)
+        admitted = await gate.admit(asked, pool, fits.subset(hinted(call, pool)), call)
         if admitted.model:
             return await self._elsewhere(call, admitted)
         try:
@@ -80,7 +96,7 @@ class Router:
     async def _decided(self, call: Call, asked: Asked, pool: Pool, fits: Fits, began: float) -> Decision:
         asked = await self.with_tokens(asked, pool, call)
         request_id = call.headers.get("x-request-id", "")
-        decision = await self.choose(asked, pool, fits.subset(_hinted(call)), began, request_id)
+        decision = await self.choose(asked, pool, fits.subset(hinted(call, pool)), began, request_id)
         decision, changes = fits.applied(decision)
         for change in changes:
             self._around.changes[pool.name, change] += 1
@@ -92,7 +108,7 @@ class Router:
         if renamed is None:
             raise OverloadedError("every endpoint of this model is saturated")
         try:
-            decision = await self.decide(renamed)
+            decision = await self._admitted(renamed, *self.read(renamed), self._clock.monotonic())
         except NoEndpointError as error:
             raise OverloadedError(
                 "every endpoint of this model is saturated, and none of its fallback serves"
@@ -119,16 +135,17 @@ class Router:
         """The request with its token ids, if they can be had, and an endpoint of the pool has a profile to match."""
         around = self._around
         settings, exact = around.config.pools.get(pool.name), around.knowledge[pool.name].caches.exact
-        request = asked.request
-        whole = (
-            asked.read and not request.flaw and not request.previous_response and request.kind is not RouteKind.OTHER
-        )
+        request, began = asked.request, self._clock.monotonic()
+        has_prompt = asked.read and not request.flaw and request.kind is not RouteKind.OTHER
+        if request.previous_response or not has_prompt:
+            return asked
+        if began > around.believed_until:  # this worker stood still: blocks that it was told of may be gone
+            return asked
         sizes = exact.index.block_sizes if settings is not None and settings.profiles != "estimated" else ()
         # Profiles that are behind are not matched with: nobody waits for ids for their sake.
         wanted = len(sizes) > 0 and any(exact.counts(each.id) for each in pool.endpoints)
-        if around.tokens is None or not (whole and wanted):
+        if around.tokens is None or not wanted:
             return asked
-        began = self._clock.monotonic()
         tokens = await around.tokens.of(pool.name, call.path, call.body, request)
         return deciding.with_tokens(asked, tokens, exact.index.block_sizes, self._clock.monotonic() - began)
 
@@ -208,6 +225,8 @@ class Router:
         # The resilient store queues what it cannot deliver; a bare store's charge ends with its lease.
         with contextlib.suppress(StoreError):
             await self._around.store.settle(Settle(decision.pool, decision.charge_id, self._around.replica))
+        if self._around.meter is not None:
+            self._around.meter.settled(decision)
         if self._around.gate is not None:
             self._around.gate.settled(decision.pool, sequences_of(decision))
 
@@ -224,7 +243,3 @@ class Router:
     def _current(self) -> Current:
         self._made = made = current_of(self._around.config, self._around.fleet, self._made)
         return made
-
-
-def _hinted(call: Call) -> AbstractSet[str] | None:
-    return None if call.subset is None else frozenset(call.subset)

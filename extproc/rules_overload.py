@@ -1,16 +1,31 @@
-"""What fallbacks of saturated pools must agree on with the rest of a configuration."""
+"""The rules of each pool when it is saturated, and what fallbacks must agree on with the rest of a configuration."""
 
 from collections.abc import Iterator
 
+import msgspec
+
 from extproc.config import Config
 from extproc.config_mistakes import Mistake, nearest
-from extproc.config_overload import rules_of
+from extproc.config_overload import PoolOverload, Rules, rules_of
+
+
+def rules_in(config: Config, pool: str) -> Rules:
+    """The rules of a pool: its own, else those of the section `overload`.
+
+    The pool that serves the section's fallback falls back to nobody: unless it says otherwise itself, it takes all.
+    """
+    settings = config.pools.get(pool)
+    own = settings.overload if settings else PoolOverload()
+    rules = rules_of(config.overload, own)
+    if rules.action == "fallback" and own.action is None and own.fallback is None and _serves(config, pool, rules):
+        return msgspec.structs.replace(rules, action="pass")
+    return rules
 
 
 def fallbacks_lead_on(config: Config) -> Iterator[Mistake]:
     """Each pool that sends requests elsewhere names a model for them, and none comes back to a pool where it was."""
     for pool, settings in config.pools.items():
-        rules = rules_of(config.overload, settings.overload)
+        rules = rules_in(config, pool)
         own = f"$.pools.{pool}.overload.fallback"
         path = own if settings.overload.fallback or settings.overload.action else "$.overload.fallback"
         if rules.fallback and rules.fallback not in config.models:
@@ -22,11 +37,16 @@ def fallbacks_lead_on(config: Config) -> Iterator[Mistake]:
             yield Mistake(path, f"requests of pool `{pool}` would come back to it: {remedy}")
 
 
+def _serves(config: Config, pool: str, rules: Rules) -> bool:
+    model = config.models.get(rules.fallback)
+    return model is not None and model.pool == pool
+
+
 def _comes_back(config: Config, pool: str) -> str:
     """The last pool on a way of fallbacks that ends in a pool where it was; empty where it ends otherwise."""
     seen, at = {pool}, pool
     while True:
-        rules = rules_of(config.overload, config.pools[at].overload)
+        rules = rules_in(config, at)
         model = config.models.get(rules.fallback)
         if rules.action != "fallback" or model is None or model.pool not in config.pools:
             return ""

@@ -16,7 +16,7 @@ _SHORTER = (
 """Pairs of limits of which the first comes back sooner."""
 
 
-def limits_agree(config: Config) -> Iterator[Mistake]:
+def quotas_agree(config: Config) -> Iterator[Mistake]:
     """Mistakes of single rules, two rules for the same, and limits before the body that there are none of."""
     seen: dict[tuple[str | None, str | None], int] = {}
     for index, rule in enumerate(config.rate_limits.rules):

@@ -43,6 +43,8 @@ async def serve(config: Config, path: Path, settings: Sequence[str]) -> int:
             _child(f"worker-{index}", ["worker", "--index", str(index), *arguments])
             for index in range(config.gateway.sidecar.workers)
         ]
+        if config.relay.enabled:
+            children.append(_child("relay", ["relay", *arguments]))
         watcher = reload.Watcher(path, settings, config, keep)
         return await _until_stopped(config, children, watcher)
 

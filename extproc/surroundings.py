@@ -1,8 +1,9 @@
 """What a router works with, and whom it tells: plain values and protocols."""
 
+import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -11,7 +12,8 @@ import msgspec
 from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.config import Config
 from extproc.deciding import Asked, Outcome
-from extproc.envoy.contract import Call
+from extproc.envoy.contract import Call, Decision
+from extproc.govern.quotas import Claim, Draw, Taken
 from extproc.recent import Recent
 from extproc.request.model import Request
 from extproc.state.exact_blocks import TokenPrompt
@@ -108,6 +110,49 @@ class Gate(Protocol):
         ...
 
 
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """What a request holds of limits of use, and the key that it alone may have.
+
+    Attributes:
+        draws: what it took.
+        taken: when, and what is in use with it; None when no limit is for it.
+        claim: its idempotency key; None without one.
+    """
+
+    draws: Sequence[Draw] = ()
+    taken: Taken | None = None
+    claim: Claim | None = None
+
+
+class Meter(Protocol):
+    """Who keeps up how much is used, and by whom."""
+
+    def concerns(self, call: Call) -> bool:
+        """Whether the call may have to take anything."""
+        ...
+
+    async def begin(self, call: Call, asked: Asked, pool: Pool) -> Held:
+        """Take what the request is expected to use.
+
+        Raises:
+            RateLimitedError: a limit does not allow it.
+            DuplicateRequestError: a request with its idempotency key still runs.
+        """
+        ...
+
+    async def undo(self, held: Held) -> None:
+        """The request comes to nothing: give all back. Never raises."""
+        ...
+
+    def marked(self, decision: Decision, held: Held) -> Decision:
+        """The decision with what it takes to correct what was taken, and to tell the client."""
+        ...
+
+    def settled(self, decision: Decision) -> None:
+        """A decision that was marked is over; returns at once."""
+        ...
+
+
 class Surroundings(msgspec.Struct):
     """What a router works with; the worker replaces `config` and `fleet` as they change.
 
@@ -124,6 +169,8 @@ class Surroundings(msgspec.Struct):
         tokens: tells token ids; None where nobody does.
         gate: lets requests through to saturated pools; None where nobody waits.
         picks: is told of each pick; None where nobody wants to know.
+        meter: keeps up how much is used; None where nobody does.
+        believed_until: until when what engines told may be believed without another look, in monotonic seconds.
     """
 
     config: Config
@@ -138,3 +185,5 @@ class Surroundings(msgspec.Struct):
     tokens: Tokens | None = None
     gate: Gate | None = None
     picks: Picks | None = None
+    meter: Meter | None = None
+    believed_until: float = math.inf

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ _BEHIND_S = 5.0
 _BEHIND_SCRAPES = 3
 """An engine whose published state has not changed for so long, and over so many scrapes, is kept up by nobody: keepers
 take over from one that died within that time."""
+_CATCH_UP_S = 1.0
+"""How long it is still not believed after that, and all others not after this worker itself stood still for as long.
+What happened meanwhile is on its way then: keepers flush it every 50 ms, and workers read it as it comes."""
 
 
 class Arrivals:
@@ -83,6 +87,8 @@ class Upkeep:
         self._sightings: dict[str, Sightings] = {}
         self._unreadable: dict[str, set[str]] = {}
         self._arrivals = Arrivals()
+        self._late: dict[str, dict[str, float]] = {}
+        self._refreshed_at = math.inf
 
     async def apply(self, config: Config) -> None:
         """Take a changed configuration."""
@@ -107,8 +113,9 @@ class Upkeep:
             seen[pool] = sightings.all
             states = {name: each.state for name, each in seen[pool].items()}
             self._note(known, states)
-            known.caches.exact.kept(behind=self._behind(seen[pool], now))
+            known.caches.exact.kept(behind=self._behind(pool, seen[pool], now))
             self._arrivals.look(pool, endpoints, states, now)
+        self._refreshed_at, self._around.believed_until = now, now + self._most_s
         self._around.fleet = snapshot.build(
             self._around.config, members, seen, self._around.knowledge, now, self._arrivals.joined
         )
@@ -116,9 +123,18 @@ class Upkeep:
             self._judging.mark()
             await self._judging.refresh()
 
-    def _behind(self, seen: Mapping[str, Sighting], now: float) -> set[str]:
-        most_s = _BEHIND_S + _BEHIND_SCRAPES * self._around.config.telemetry.scrape_ms / 1000
-        return {name for name, sighting in seen.items() if now - sighting.since > most_s}
+    @property
+    def _most_s(self) -> float:
+        """Longest silence that is believed."""
+        return _BEHIND_S + _BEHIND_SCRAPES * self._around.config.telemetry.scrape_ms / 1000
+
+    def _behind(self, pool: str, seen: Mapping[str, Sighting], now: float) -> set[str]:
+        """Endpoints whose exact profiles may promise blocks that are gone."""
+        stood_still = now - self._refreshed_at > self._most_s
+        late = self._late.get(pool, {})
+        late |= {name: now for name, each in seen.items() if stood_still or now - each.since > self._most_s}
+        self._late[pool] = {name: at for name, at in late.items() if now - at <= _CATCH_UP_S}
+        return set(self._late[pool])
 
     def _note(self, known: PoolKnowledge, states: Mapping[str, EndpointState]) -> None:
         """Let what the engines tell, and the time, empty the profiles that are no longer true."""

@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 
 from extproc.clock import Clock
-from extproc.config import Config
-from extproc.config_overload import PoolOverload, Rules, rules_of
+from extproc.config_overload import Rules
 from extproc.envoy.contract import Line
 from extproc.errors import (
     ClientLeftError,
@@ -28,6 +27,7 @@ from extproc.govern.drain_rate import DrainRate, retry_after_s
 from extproc.govern.queue import BANDS, Bounds, Entry, FairQueue
 from extproc.govern.shares import Demand, Share, share_of
 from extproc.queue_board import QueueBoard, mark
+from extproc.rules_overload import rules_in
 from extproc.surroundings import Surroundings
 from extproc.telemetry.overload_metrics import Left, OverloadMetrics
 
@@ -219,9 +219,3 @@ class WaitingLine:
         self._queue.scale = {
             tenant: self._share.scale[key] for tenant, key in names.items() if key in self._share.scale
         }
-
-
-def rules_in(config: Config, pool: str) -> Rules:
-    """The rules of a pool; those of the section for one that the configuration does not have."""
-    settings = config.pools.get(pool)
-    return rules_of(config.overload, settings.overload if settings else PoolOverload())

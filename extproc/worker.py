@@ -21,6 +21,7 @@ from extproc.envoy.authorize import Authorizer
 from extproc.envoy.contract import HEALTH_CHECK_S, NOT_READY_AFTER
 from extproc.envoy.health import Health
 from extproc.envoy.processor import Limits, Processor
+from extproc.envoy.rate_limit import RateLimits
 from extproc.errors import StoreError
 from extproc.explainer import Explainer
 from extproc.fleet.membership import Membership
@@ -33,6 +34,7 @@ from extproc.limiting import Limiting
 from extproc.model_list import ModelList
 from extproc.overload import Overload
 from extproc.processes import until_stopped
+from extproc.quotas import Quotas
 from extproc.router import Router, Surroundings
 from extproc.showing import Showing
 from extproc.state.knowledge import PoolKnowledge, Priors
@@ -45,6 +47,7 @@ from extproc.telemetry.breaker_metrics import BreakerMetrics
 from extproc.telemetry.limit_metrics import LimitMetrics
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.overload_metrics import OverloadMetrics
+from extproc.telemetry.quota_metrics import QuotaMetrics
 from extproc.tokens.tokenizing import Engines, Tokenizing
 from extproc.upkeep import Upkeep
 from extproc.watching import Watching
@@ -80,6 +83,7 @@ class Parts(msgspec.Struct, frozen=True):
     keys: KeyFile
     authorizer: Authorizer
     ending: Ending
+    quotas: Quotas
 
 
 async def run(config: Config, path: Path, settings: Sequence[str], index: int) -> int:
@@ -101,7 +105,8 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
     await apply(config)
     await parts.keys.look()
     address = addresses.worker(config.gateway.sidecar, index)
-    handlers = [part.handler() for part in (parts.processor, parts.access_log, parts.health, parts.authorizer)]
+    services = (parts.processor, parts.access_log, parts.health, parts.authorizer, RateLimits(parts.quotas))
+    handlers = [part.handler() for part in services]
     server = grpc_server.make_server(
         [*handlers, inner.handler(parts.showing.page, parts.explainer, parts.ending.asked)],
         max_body_bytes=config.gateway.max_body_bytes,
@@ -150,6 +155,7 @@ def compose(config: Config) -> Parts:
     showing = Showing(metrics, around, store)
     pulse = Pulse(replica)
     around.picks = judging = Judging(around, BreakerMetrics(metrics.families), clock, pulse.dead)
+    around.meter = quotas = Quotas(around, QuotaMetrics(metrics.families), clock)
     around.gate = overload = Overload(around, OverloadMetrics(metrics.families), clock)
     router = Router(around, gossip, showing, clock)
     gateway = config.gateway
@@ -175,7 +181,9 @@ def compose(config: Config) -> Parts:
         showing=showing,
         explainer=Explainer(around, router, clock),
         processor=processor,
-        access_log=AccessLog(Learner(around, gossip, metrics, judging), Watching(clock, ending.end, limit_metrics)),
+        access_log=AccessLog(
+            Learner(around, gossip, metrics, judging, quotas), Watching(clock, ending.end, limit_metrics)
+        ),
         health=Health(),
         tokenizing=tokenizing,
         overload=overload,
@@ -183,6 +191,7 @@ def compose(config: Config) -> Parts:
         keys=keys,
         authorizer=Authorizer(keys.clients, auth),
         ending=ending,
+        quotas=quotas,
     )
 
 
@@ -220,6 +229,7 @@ async def _close(parts: Parts, background: Sequence[asyncio.Task[None]]) -> None
     await parts.tokenizing.close()
     await parts.pulse.close()
     await parts.ending.close()
+    await parts.quotas.close()
     await parts.gossip.leave()
     for pool in parts.around.config.pools:
         await parts.store.release(pool, parts.around.replica)

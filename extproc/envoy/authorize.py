@@ -65,7 +65,8 @@ def _headers_of(request: pb.CheckRequest) -> dict[str, list[bytes]]:
 def _let_in(client: str) -> bytes:
     answer = pb.CheckResponse()
     option = answer.ok_response.headers.add()
-    option.header.key, option.header.raw_value = TENANT_HEADER, client.encode()
+    # Unlike ext_proc, this filter reads `value` and not `raw_value`.
+    option.header.key, option.header.value = TENANT_HEADER, client
     option.append_action = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
     serialised: bytes = answer.SerializeToString()
     return serialised

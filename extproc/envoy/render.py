@@ -14,6 +14,7 @@ from envoy_data_plane.envoy.config.core.v3 import Node
 from extproc.config import Config
 from extproc.envoy.render_clusters import clusters
 from extproc.envoy.render_filters import AI_PROTOCOL_MANAGER, AI_PROTOCOL_MESSAGES, AI_PROTOCOL_SETTINGS
+from extproc.envoy.render_inner import inner_listeners
 from extproc.envoy.render_listener import listener
 from extproc.envoy.render_notes import HEADER, annotate
 from extproc.envoy.render_overload import overload_manager
@@ -36,17 +37,24 @@ def render(config: Config, *, node_id: str = "warmpath", folder: Path | None = N
     bootstrap = Bootstrap(
         node=Node(id=node_id, cluster="warmpath"),
         admin=Admin(address=socket_address(config.gateway.admin), ignore_global_conn_limit=True),
-        static_resources=BootstrapStaticResources(listeners=[listener(config, folder)], clusters=clusters(config)),
+        static_resources=BootstrapStaticResources(
+            listeners=[listener(config, folder), *inner_listeners(config)], clusters=clusters(config)
+        ),
         overload_manager=overload_manager(config.gateway),
     )
     rendered: dict[str, Json] = bootstrap.to_dict(casing=proto_name)
-    manager = rendered["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    for one in rendered["static_resources"]["listeners"]:
+        _read_usage(one["filter_chains"][0]["filters"][0]["typed_config"])
+    return rendered
+
+
+def _read_usage(manager: dict[str, Json]) -> None:
+    """Put into a listener what its message classes have no fields for yet."""
     [filter_] = [one for one in manager["http_filters"] if one["name"] == AI_PROTOCOL_MANAGER]
     filter_["typed_config"].update(AI_PROTOCOL_SETTINGS)
     for route in manager["route_config"]["virtual_hosts"][0]["routes"]:
         if route["name"].endswith(MESSAGES):
             route.setdefault("typed_per_filter_config", {})[AI_PROTOCOL_MANAGER] = AI_PROTOCOL_MESSAGES
-    return rendered
 
 
 def write(config: Config, output: Path) -> None:

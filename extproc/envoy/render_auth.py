@@ -14,7 +14,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HttpUri,
     SocketAddress,
     TransportSocket,
-    WatchedDirectory,
 )
 from envoy_data_plane.envoy.config.endpoint.v3 import (
     ClusterLoadAssignment,
@@ -153,15 +152,16 @@ def _provider(jwt: Jwt, *, forward: bool) -> JwtProvider:
             async_fetch=JwksAsyncFetch(fast_listener=True),
         )
     else:
-        folder = WatchedDirectory(path=jwt.jwks.rpartition("/")[0] or "/")
-        provider.local_jwks = DataSource(filename=jwt.jwks, watched_directory=folder)
+        # Read once: with `watched_directory`, a file that was moved over it was not read in a minute (1.40).
+        provider.local_jwks = DataSource(filename=jwt.jwks)
     return provider
 
 
 def _keys(config: Config) -> ExtAuthz:
     """The sidecar compares hashes: Envoy's own filter for keys wants them in the clear, in its configuration."""
-    service = grpc_service(WORKERS_CLUSTER, retries=reconnect(tries=2))
-    service.timeout = milliseconds(config.gateway.message_timeout_ms)
+    timeout_ms = config.gateway.message_timeout_ms
+    service = grpc_service(WORKERS_CLUSTER, retries=reconnect(tries=2, longest_ms=timeout_ms))
+    service.timeout = milliseconds(timeout_ms)
     names = [*KEY_HEADERS, TENANT_HEADER]
     return ExtAuthz(
         grpc_service=service,

@@ -61,6 +61,7 @@ from extproc.envoy.render_parts import (
     seconds,
     worker_addresses,
 )
+from extproc.envoy.render_relay import relay_clusters
 
 _UNLIMITED = 1_000_000
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -68,9 +69,9 @@ _ENDPOINT_METADATA = "envoy.lb"
 
 
 def clusters(config: Config) -> list[Cluster]:
-    """All clusters: the pools in the order of the file, where tokens' keys are, then the workers and the keepers."""
+    """All clusters: the pools in the order of the file, where tokens' keys are, the relay, the workers, the keepers."""
     pools = [_pool(name, config) for name in config.pools]
-    return [*pools, *jwks_clusters(config), _workers(config), _keeper(config)]
+    return [*pools, *jwks_clusters(config), *relay_clusters(config), _workers(config), _keeper(config)]
 
 
 def _pool(name: str, config: Config) -> Cluster:

@@ -44,6 +44,7 @@ from extproc.config import WORKERS_CLUSTER, Config
 from extproc.envoy.contract import EMITTED_TAG, FIRST_LIMIT, KEY_HEADERS, METADATA, SENT_TAG, STALL_LIMIT
 from extproc.envoy.render_auth import auth_filters
 from extproc.envoy.render_parts import EXT_PROC, extension, grpc_service, milliseconds, reconnect, seconds
+from extproc.envoy.render_quotas import before_body_filters, local_limit_filters
 
 FIRST_BODY_TAG = "first_body_us"
 """Access-log tag: microseconds from the first byte of the request to the first body byte of the answer."""
@@ -78,9 +79,11 @@ _INFLATE_RATIO = 1032
 
 
 def http_filters(config: Config) -> list[HttpFilter]:
-    """The chain: let in, unpack gzip, ask the sidecar, read token usage on the way back, route."""
+    """The chain: count, let in, unpack gzip, ask the sidecar, read token usage on the way back, route."""
     return [
+        *local_limit_filters(config),
         *auth_filters(config),
+        *before_body_filters(config),
         _filter("envoy.filters.http.decompressor", _unpack()),
         _filter(EXT_PROC, _ext_proc(config)),
         _filter(AI_PROTOCOL_MANAGER, AiProtocolManager()),

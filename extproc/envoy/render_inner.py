@@ -3,10 +3,10 @@
 import msgspec
 from envoy_data_plane.envoy.config.core.v3 import HeaderValue, HeaderValueOption, HeaderValueOptionHeaderAppendAction
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
-from envoy_data_plane.google.protobuf import Any, BoolValue
+from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config, Relay
-from extproc.envoy.contract import SERVED_BY
+from extproc.config_relay import SERVED_BY
 from extproc.envoy.render_filters import AI_PROTOCOL_MANAGER, http_filters
 from extproc.envoy.render_listener import READ_BUFFER, manager
 from extproc.envoy.render_parts import EXT_PROC
@@ -38,7 +38,7 @@ def inner_listeners(config: Config) -> list[Listener]:
         append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
     inner.route_config = routes(direct)
-    inner.route_config.response_headers_to_add = [served]
+    inner.route_config.response_headers_to_add.append(served)
     return [
         Listener(
             name="inner",
@@ -48,9 +48,7 @@ def inner_listeners(config: Config) -> list[Listener]:
             ignore_global_conn_limit=True,
             filter_chains=[
                 FilterChain(
-                    filters=[
-                        Filter(name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(inner))
-                    ]
+                    filters=[Filter(name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(inner))]
                 )
             ],
         )

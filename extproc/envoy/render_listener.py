@@ -23,12 +23,14 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config
-from extproc.envoy.contract import AVOID, DESTINATION, METADATA, POOL, REASON
+from extproc.config_relay import AVOID
+from extproc.envoy.contract import DESTINATION, METADATA, POOL, REASON
 from extproc.envoy.render_filters import ATTEMPTS_EVERY_S, access_logs, http_filters
 from extproc.envoy.render_parts import FLOW_WINDOW, extension, seconds, socket_address
 from extproc.envoy.render_replies import local_replies
 from extproc.envoy.render_routes import routes
 from extproc.envoy.render_tls import transport_socket
+from extproc.request.shapes import PRIORITY_HEADER
 
 TENANT = "x-warmpath-tenant"
 """Set by Envoy's authentication, never by the client."""
@@ -51,9 +53,7 @@ def listener(config: Config, folder: Path | None = None) -> Listener:
             FilterChain(
                 transport_socket=transport_socket(config, folder),
                 filters=[
-                    Filter(
-                        name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(manager(config))
-                    )
+                    Filter(name="envoy.filters.network.http_connection_manager", typed_config=Any.pack(manager(config)))
                 ],
             )
         ],
@@ -73,7 +73,7 @@ def manager(config: Config) -> HttpConnectionManager:
             access_log_flush_interval=seconds(ATTEMPTS_EVERY_S)
         ),
         local_reply_config=local_replies(config),
-        early_header_mutation_extensions=[_strip_forged_headers()],
+        early_header_mutation_extensions=[_strip_forged_headers(config)],
         common_http_protocol_options=HttpProtocolOptions(
             # First byte in to last byte out: the route's own timeout starts only once the request has arrived.
             # A rule that allows more than the rest is kept within by the route's alone.
@@ -103,9 +103,10 @@ def manager(config: Config) -> HttpConnectionManager:
     )
 
 
-def _strip_forged_headers() -> TypedExtensionConfig:
+def _strip_forged_headers(config: Config) -> TypedExtensionConfig:
     """Remove what only Warmpath may say, before any filter or route reads it."""
-    by_name = [Mutation(remove=name) for name in FORGEABLE]
+    names = FORGEABLE if config.overload.client_priority else (*FORGEABLE, PRIORITY_HEADER)
+    by_name = [Mutation(remove=name) for name in names]
     by_prefix = Mutation(remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=DESTINATION)))
     return extension(
         "envoy.http.early_header_mutation.header_mutation", HeaderMutation(mutations=[*by_name, by_prefix])

@@ -38,7 +38,7 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import RELAY_CLUSTER, Config
-from extproc.envoy.contract import RELAY, SERVED_BY
+from extproc.config_relay import ASKING, SERVED_BY
 from extproc.envoy.render_parts import EXT_PROC, milliseconds, pipe_address, seconds, socket_address
 
 _CALL = HeaderMatcher(
@@ -47,9 +47,9 @@ _CALL = HeaderMatcher(
 )
 """Paths that the relay reads, behind any prefix; slashes at the end and the query are passed over."""
 _POST = HeaderMatcher(name=":method", string_match=StringMatcher(exact="POST"))
-_ASKED = HeaderMatcher(name=RELAY, string_match=StringMatcher(exact="1"))
+_ASKED = HeaderMatcher(name=ASKING, string_match=StringMatcher(exact="1"))
 _NOT_DECLINED = HeaderMatcher(
-    name=RELAY, string_match=StringMatcher(exact="0"), invert_match=True, treat_missing_header_as_empty=True
+    name=ASKING, string_match=StringMatcher(exact="0"), invert_match=True, treat_missing_header_as_empty=True
 )
 _IDLE_S = 10
 _HEALTH_S = 1

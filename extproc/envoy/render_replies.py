@@ -24,11 +24,13 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config, Gateway
 from extproc.envoy.contract import REASON
+from extproc.envoy.render_quotas import FAILED_DETAILS, LOCAL_DETAILS, REFUSED_DETAILS
 from extproc.envoy.render_routes import MESSAGES, scopes
 from extproc.errors import (
     BodyTooLargeError,
     HeadersLimitError,
     NoEndpointError,
+    RateLimitedError,
     TimeLimitError,
     UnauthorizedError,
     UnknownPathError,
@@ -43,7 +45,7 @@ _SILENT = ("upstream_per_try_timeout",)
 _TOO_SLOW_TO_SEND = ("request_overall_timeout", "request_header_timeout")
 _HEADERS_TOO_LARGE = ("http1.headers_too_large", "http1.too_many_headers", "http2.too_many_headers")
 # Ours are `warmpath_` and the reason, or nothing where somebody else speaks to Envoy in our place.
-_NOT_OURS = f"{_DETAILS} != '' && !{_DETAILS}.startsWith('warmpath_')"
+_NOT_OURS = f"!({_DETAILS} in ['', '{REFUSED_DETAILS}']) && !{_DETAILS}.startsWith('warmpath_')"
 
 
 class SidecarUnavailableError(WarmpathError):
@@ -113,7 +115,9 @@ def local_replies(config: Config) -> LocalReplyConfig:
         mappers=[
             *_too_large(gateway),
             _mapper(
-                _cel(f"{_DETAILS}.startsWith('ext_proc_error') || {_DETAILS} == 'ext_authz_error'"),
+                _cel(
+                    f"{_DETAILS}.startsWith('ext_proc_error') || {_DETAILS} in ['ext_authz_error', '{FAILED_DETAILS}']"
+                ),
                 SidecarUnavailableError("The router did not answer; try again."),
             ),
             _mapper(
@@ -127,7 +131,12 @@ def local_replies(config: Config) -> LocalReplyConfig:
             _mapper(_details(*_TOO_SLOW_TO_SEND), TooSlowToSendError("The request was not received whole in time.")),
             _mapper(_details(*_HEADERS_TOO_LARGE), too_large),
             _mapper(_details("direct_response"), UnknownPathError("This gateway serves no such path.")),
-            _mapper(_flags("OM"), GatewayFullError("This gateway has no memory left for the request; try again.")),
+            _mapper(
+                _details(LOCAL_DETAILS),
+                RateLimitedError("This gateway gets more requests a second than it takes. Try again in 1 s.", {}),
+                {"retry-after": "1"},
+            ),
+            _mapper(_details("overload"), GatewayFullError("This gateway is full; try again.")),
             _mapper(_flags(*_UNREACHABLE), NoEndpointError("No endpoint could serve the request; try again.")),
             *_any_other(),
         ]
@@ -156,7 +165,7 @@ def _body_over(limit: int) -> BodyTooLargeError:
 def _any_other() -> list[ResponseMapper]:
     """What is left, so that no answer is plain text: the client's mistakes with Envoy's status, and ours."""
     malformed = _mapper(
-        _cel(f"response.code >= 400 && response.code < 500 && {_NOT_OURS}"),
+        _cel(f"(response.code >= 400 && response.code < 500 || response.code == 501) && {_NOT_OURS}"),
         MalformedError("This is not a request that can be passed on: check its HTTP version, framing and host."),
     )
     malformed.status_code = None

@@ -31,6 +31,7 @@ from extproc.config_gateway import GatewayRoute
 from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, POOL
 from extproc.envoy.render_auth import hidden_headers
 from extproc.envoy.render_parts import EXT_PROC, milliseconds, seconds
+from extproc.envoy.render_quotas import quota_headers
 from extproc.envoy.render_relay import relay_routes
 from extproc.errors import UnknownPathError
 from extproc.request import session
@@ -103,7 +104,7 @@ def routes(config: Config) -> RouteConfiguration:
             )
         ],
         request_headers_to_remove=hidden_headers(config),
-        response_headers_to_add=[_says_who_answers()],
+        response_headers_to_add=[_says_who_answers(), *quota_headers(config)],
         # The pool comes from the sidecar at run time, so clusters are looked up when it is named.
         validate_clusters=False,
     )

@@ -114,6 +114,8 @@ def refusal(error: WarmpathError) -> bytes:
     _set_header(answer.headers, REASON, error.reason.encode())
     if isinstance(error, OverloadedError):
         _set_header(answer.headers, "retry-after", b"%d" % error.retry_after_s)
+    for name, value in error.headers.items():
+        _set_header(answer.headers, name, value.encode())
     serialised: bytes = reply.SerializeToString()
     return serialised
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,10 @@ _ERROR_HEAD = re.compile(r"^error initializing configuration '[^']*': ")
 _MESSAGE_CHARS = 1500
 
 
+def _nothing(_config: Config) -> Sequence[str]:
+    return ()
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of `check`.
 
@@ -34,6 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         pools: how many pools.
         endpoints: how many endpoints in all pools.
         envoy_version: of the binary that accepted the rendered configuration.
+        warnings: what is accepted and still hardly meant, a line each.
     """
 
     file: str
@@ -43,25 +48,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     pools: int = 0
     endpoints: int = 0
     envoy_version: str = ""
+    warnings: Sequence[str] = ()
 
     def to_text(self) -> str:
-        """One line for people."""
+        """One line for people, and one for each warning."""
         if not self.ok:
             return f"{self.error}\n"
         counts = f"models: {self.models}, pools: {self.pools}, endpoints: {self.endpoints}"
-        return f"{self.file}: ok: {counts}; Envoy {self.envoy_version} accepts what is rendered from it\n"
+        told = f"{self.file}: ok: {counts}; Envoy {self.envoy_version} accepts what is rendered from it\n"
+        return told + "".join(f"{self.file}: warning: {each}\n" for each in self.warnings)
 
     def to_json(self) -> str:
         """One JSON object and a line feed."""
         return f"{msgspec.json.encode(self).decode()}\n"
 
 
-def check(path: Path, settings: Sequence[str] = ()) -> Report:
+def check(path: Path, settings: Sequence[str] = (), advise: Callable[[Config], Sequence[str]] = _nothing) -> Report:
     """Load, render, and let the real Envoy validate; mistakes come back in the report.
 
     Args:
         path: the `warmpath.yaml`.
         settings: `section.key=value` overrides from the command line.
+        advise: tells what to warn of.
     """
     try:
         config = overlay(load(path), settings)
@@ -78,6 +86,7 @@ def check(path: Path, settings: Sequence[str] = ()) -> Report:
         pools=len(config.pools),
         endpoints=sum(len(pool.endpoints) for pool in config.pools.values()),
         envoy_version=found,
+        warnings=tuple(advise(config)),
     )
 
 

@@ -88,6 +88,10 @@ class DrainSource:
         if answer is not None and len(answer) > 2:
             self._answers.append(answer)
 
+    def doubt(self) -> None:
+        """What is known may be old: the next answer tells."""
+        self.in_step = False
+
     def restart(self, engine: Engine, now: float) -> None:  # noqa: ARG002 - see `ZmqSource`
         """The engine is another one: know nothing."""
         self._counts.restart += 1

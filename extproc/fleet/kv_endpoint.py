@@ -39,6 +39,8 @@ class _Reading(Protocol):
 
     def restart(self, engine: Engine, now: float) -> None: ...
 
+    def doubt(self) -> None: ...
+
     def steps(self, engine: Engine, now: float, wall: float) -> Iterator[None]: ...
 
     def close(self) -> None: ...
@@ -234,6 +236,14 @@ class KvEndpoint:
                 profile.telling.end(self.state.started_at)
         for source in self._failed:
             self._shut_rank(source.rank)
+
+    def put_aside(self) -> None:
+        """Have workers use the estimated profile until what came while this keeper stood still is taken in."""
+        now = self._clock.monotonic()
+        for reading in self._readings.values():
+            reading.doubt()
+        for profile in self._profiles():
+            profile.put_aside(self._engine, now)
 
     def view(self) -> ProfileView:
         """How it stands, for metrics."""

@@ -11,7 +11,8 @@ Rules:
   an engine whose every batch is unreadable does not make workers change from one profile to the other all the time.
   A stream that had to be forgotten over and over is not told of for `_RESTLESS_S`.
 - A profile whose stream is out of step for `_APART_S` may promise what is gone: workers go back to the estimated one,
-  and are told it anew when the stream is in step again. A replay takes a second.
+  and are told it anew when the stream is in step again. A replay takes a second. The same goes for one that was put
+  aside because its keeper stood still.
 - So is it done for `_DISTRUST_S` with an engine that does not tell what it removes: its profile promises what is gone.
 - All is told anew under another start of the engine: workers drop what they were told of an earlier one. If the events
   began after that start, they are of this life already and stay; otherwise they are asked for again.
@@ -34,6 +35,8 @@ _RESTLESS_S: Final = 30.0
 _DISTRUST_S: Final = 600.0
 _GRACE_S: Final = 3.0
 _APART_S: Final = 5.0
+_CATCH_UP_S: Final = 1.0
+"""After a keeper stood still, what came meanwhile is first read from the network by libzmq's own thread."""
 _SLACK_S: Final = 5.0
 """Events this long before an engine's start are of its new life: the start may be the keeper's guess, a scrape late. No
 engine starts again so soon."""
@@ -52,7 +55,8 @@ class Counts(msgspec.Struct):
         unreadable: batches whose events cannot be read.
         gap: profiles forgotten because events were lost for good.
         restart: profiles forgotten because the engine had started again.
-        apart: profiles that workers were told to put aside, because something was missing for too long.
+        apart: profiles that workers were told to put aside, because something was missing for too long, or the keeper
+            stood still.
         overfull: profiles forgotten because more blocks were told of than the cache can hold.
         retold: profiles told anew because too much waited to be told.
         left_out: blocks that were not taken in.
@@ -147,6 +151,13 @@ class Profile:
         """Tell nothing for a while: it was forgotten too often."""
         self._paused_until = max(self._paused_until, now + _RESTLESS_S)
 
+    def put_aside(self, engine: Engine, now: float) -> None:
+        """What is known may be old: workers use the estimated profile until the events were caught up with."""
+        self._paused_until = max(self._paused_until, now + _CATCH_UP_S)
+        if self.telling.is_open:
+            self._counts.apart += 1
+            self.telling.end(engine.started_at)
+
     def apply(self, batch: EventBatch, wall: float) -> Iterator[None]:
         """Take in a batch, in steps of about 1 ms.
 
@@ -198,8 +209,7 @@ class Profile:
             self._in_step_at = now
         if self.telling.is_open:
             if now - self._in_step_at > _APART_S:
-                self._counts.apart += 1
-                self.telling.end(engine.started_at)
+                self.put_aside(engine, now)
             elif before != engine.started_at:
                 self.telling.begin(engine.started_at)
             return True

@@ -11,6 +11,8 @@ Rules:
 - A keeper that cannot reach the store reads on, so that little is missing when it can; it tells nothing. What is taken
   out by reading (`kv_drain`) is read under a valid lease alone.
 - An endpoint that has no events any more gets its estimated profile back.
+- A keeper that stood still (its host did, or it was stopped) does not know what was evicted meanwhile. Workers noticed,
+  and believe it again as soon as it says anything: so it puts its profiles aside first, until it has caught up.
 - The event loop has other work: it gets its turn every `_SLICE_S`.
 """
 
@@ -48,6 +50,8 @@ _LOOK_S: Final = 0.2
 """Pause between two looks at the endpoints' states: a new start, a new source."""
 _SHOW_S: Final = 1.0
 _SLICE_S: Final = 0.002
+_STOOD_STILL_S: Final = 5.0
+"""Between two rounds. Workers go by the same time (`upkeep`)."""
 _TURN_S: Final = 0.01
 """How long one endpoint is taken in before it is the next one's turn. A batch of 180,000 removals takes seconds."""
 
@@ -96,6 +100,7 @@ class KvReader:
         self._publishing: dict[str, Publishing] = {}
         self._counts: dict[str, Counts] = {}
         self._looked = self._shown = self._flushed = float("-inf")
+        self._round_at = float("inf")
 
     def apply(self, config: Config) -> None:
         """Take modes and limits from a configuration; holds from the next round on."""
@@ -131,6 +136,11 @@ class KvReader:
         if self._holding.due(self._seen):
             await self._share()
         await self._keep()
+        if now - self._round_at > _STOOD_STILL_S:
+            for each in self._endpoints.values():
+                each.put_aside()
+            await self._flush()
+        self._round_at = self._clock.monotonic()
         held = {pool: self._holding.held(pool) for pool in self._seen}
         for (pool, endpoint), each in self._endpoints.items():
             each.drain(session, allowed=endpoint in held[pool])

@@ -51,8 +51,11 @@ class ZmqSource:
 
     @property
     def in_step(self) -> bool:
-        """Nothing is missing as far as is known."""
-        return self._order.phase is Phase.IN_STEP
+        """Nothing is missing as far as is known, and all that came is taken in."""
+        return self._order.phase is Phase.IN_STEP and not self._stream.has_more
+
+    def doubt(self) -> None:
+        """What is known may be old; numbers will tell."""
 
     def restart(self, engine: Engine, now: float) -> None:
         """The engine is another one: know nothing, and ask for its events from the beginning."""

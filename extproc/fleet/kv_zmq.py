@@ -15,21 +15,14 @@ import zmq
 from extproc.engines import kv_frames
 from extproc.engines.kv_frames import MAX_PAYLOAD_BYTES, Frame
 from extproc.errors import EngineError
+from extproc.fleet import kv_inlet
 from extproc.fleet.kv_address import Place, is_loopback, split
 from extproc.fleet.kv_held import Room
+from extproc.fleet.kv_inlet import Inlet, Inlets, received
 
 _MOST_SOCKETS: Final = 16_384
 """libzmq's own limit of 1023 is that of 256 data-parallel ranks: each has a subscription, two ends of what watches it,
 and at times a replay."""
-_QUEUED: Final = 20_000
-"""Messages that libzmq keeps for us, at most: more than the 10,000 batches that engines replay by default, because a
-router socket drops what finds no room, and a few seconds of events."""
-_LEAST_QUEUED: Final = 2
-_QUEUED_BYTES: Final = 256 * 1024 * 1024
-"""What libzmq keeps for all sockets together. It counts messages alone, so that each socket's number follows from what
-its messages take. One that is full is not read: the engine keeps what comes then, 100,000 batches by default."""
-_USUAL_BYTES: Final = 4 * 1024
-"""A message of which nothing is known yet: a step of some 20 blocks."""
 _MOST_BYTES: Final = 4 * 1024 * 1024
 """Fetched at a time, and a message: 200 MB a second, and no more memory for an engine that sends long ones."""
 _HEARTBEAT_MS: Final = 5_000
@@ -37,27 +30,31 @@ _HEARTBEAT_MS: Final = 5_000
 _DEAD_AFTER_MS: Final = 15_000
 _RECONNECT_MS: Final = 100
 _RECONNECT_MOST_MS: Final = 2_000
-_EVENTS: Final = int(zmq.EVENTS)
-_READABLE: Final = int(zmq.POLLIN)
 
 
 class Stream:
-    """The events of one source. Made by `Sockets`; nothing here waits."""
+    """The events of one source. Made by `Sockets`; nothing here waits.
+
+    Attributes:
+        malformed: messages that were none; whoever reads sets it back.
+        has_more: more has come than the last call of `frames` returned.
+    """
 
     def __init__(
         self,
         subscription: "_Subscription",
         topic: bytes,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        inlets: "_Inlets",
+        inlets: Inlets,
     ) -> None:
         self._subscription = subscription
         self._topic = topic
         self._context = context
         self._inlets = inlets
-        self._dealer: _Inlet | None = None
+        self._dealer: Inlet | None = None
         self._connections = 0
         self.malformed = 0
+        self.has_more = False
 
     def reconnected(self) -> bool:
         """Whether a connection came about since the last call: what was published before that was not heard."""
@@ -66,7 +63,7 @@ class Stream:
 
     def frames(self, most: int) -> list[Frame]:
         """Batches that were published since, `most` at the most, oldest first."""
-        found, malformed = self._subscription.frames(self._topic, most)
+        found, malformed, self.has_more = self._subscription.frames(self._topic, most)
         self.malformed += malformed
         return found
 
@@ -123,10 +120,10 @@ class Stream:
 class _Subscription:
     """One socket that is subscribed to the topics of one source, or of several where we bind."""
 
-    def __init__(self, inlet: "_Inlet", at: Place) -> None:
+    def __init__(self, inlet: Inlet, at: Place) -> None:
         self.at = at
         self.queues: dict[bytes, deque[Frame]] = {}
-        self._queued = Room(_QUEUED_BYTES)
+        self._queued = Room(kv_inlet.QUEUED_BYTES)
         self._inlet = inlet
         self._socket = socket = inlet.socket
         self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -135,7 +132,7 @@ class _Subscription:
 
     def connections(self) -> int:
         """Connections that came about so far."""
-        while _received(self._monitor) is not None:
+        while received(self._monitor) is not None:
             self._connections += 1
         return self._connections
 
@@ -154,11 +151,13 @@ class _Subscription:
             self._monitor.close(linger=0)
             self._inlet.close()
 
-    def frames(self, topic: bytes, most: int) -> tuple[list[Frame], int]:
-        """Frames of a topic, and how many messages were malformed since the last call."""
+    def frames(self, topic: bytes, most: int) -> tuple[list[Frame], int, bool]:
+        """Frames of a topic, how many messages were malformed since the last call, and whether there is more."""
         queue, fetched = self.queues[topic], 0
+        has_more = len(queue) >= most
         while len(queue) < most and fetched < _MOST_BYTES:
             parts, size = self._inlet.received()
+            has_more = parts is not None
             if parts is None:
                 break
             fetched += size
@@ -169,69 +168,18 @@ class _Subscription:
                 continue
             taker = queue if len(self.queues) == 1 else self._queue(frame.topic)
             # What nobody fetches is lost; its number tells whom it was for.
-            if taker is not None and len(taker) < _QUEUED and self._queued.take(len(frame.payload)):
+            if taker is not None and len(taker) < kv_inlet.QUEUED and self._queued.take(len(frame.payload)):
                 taker.append(frame)
         self._inlet.fit()
         malformed, self._malformed = self._malformed, 0
         found = [queue.popleft() for _ in range(min(most, len(queue)))]
         self._queued.used -= sum(len(frame.payload) for frame in found)
-        return found, malformed
+        return found, malformed, has_more
 
     def _queue(self, topic: bytes) -> deque[Frame] | None:
         """Queue of the longest topic that this one begins with."""
         begun = [each for each in self.queues if topic.startswith(each)]
         return self.queues[max(begun, key=len)] if begun else None
-
-
-class _Inlets:
-    """How many sockets are read, which share the memory that libzmq may take."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def opened(self, socket: "zmq.Socket[bytes]") -> "_Inlet":
-        """One more."""
-        self.count += 1
-        return _Inlet(socket, self)
-
-
-class _Inlet:
-    """A socket that is read.
-
-    Attributes:
-        socket: the socket.
-        peers: how many send to it; libzmq queues for each of them.
-    """
-
-    def __init__(self, socket: "zmq.Socket[bytes]", inlets: _Inlets) -> None:
-        self.socket = socket
-        self.peers = 1
-        self._inlets = inlets
-        self._size = float(_USUAL_BYTES)
-        self._most = 0
-        self.fit()
-
-    def received(self) -> tuple[list[bytes] | None, int]:
-        """The next message, None when none is there, and how many bytes it has."""
-        parts = _received(self.socket)
-        if parts is None:
-            return None, 0
-        size = sum(map(len, parts))
-        # A long one counts at once, those that are shorter little by little.
-        self._size = size if size > self._size else self._size + (size - self._size) / 64
-        return parts, size
-
-    def fit(self) -> None:
-        """Let libzmq queue as many messages as this socket's part of the memory holds."""
-        part = _QUEUED_BYTES // (self._inlets.count * self.peers)
-        most = max(_LEAST_QUEUED, min(_QUEUED, int(part / self._size)))
-        if 4 * most < 3 * self._most or most >= 2 * self._most:
-            self.socket.rcvhwm = self._most = most
-
-    def close(self) -> None:
-        """Close it."""
-        self._inlets.count -= 1
-        self.socket.close(linger=0)
 
 
 class Sockets:
@@ -243,7 +191,7 @@ class Sockets:
 
     def __init__(self) -> None:
         self.waiting = Room()
-        self._inlets = _Inlets()
+        self._inlets = Inlets()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._bound: dict[str, _Subscription] = {}
 
@@ -292,7 +240,7 @@ class Sockets:
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
-        self._inlets = _Inlets()
+        self._inlets = Inlets()
         self._bound.clear()
 
 
@@ -317,14 +265,3 @@ def _socket(context: "zmq.Context[zmq.Socket[bytes]]", kind: int, address: str) 
     socket.ipv6 = "[" in address
     socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, _DEAD_AFTER_MS
     return socket
-
-
-def _received(socket: "zmq.Socket[bytes]") -> list[bytes] | None:
-    """The next message; None when none is there."""
-    # Most sockets have nothing most of the time, and asking costs less than an exception. Enums would cost 2 us more.
-    if not int(socket.get(_EVENTS)) & _READABLE:
-        return None
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

@@ -14,8 +14,8 @@ import msgspec
 
 BANDS: Final = ("high", "normal", "low")
 """Classes of priority, the one served first in front."""
-QUANTUM: Final = 4096.0
-"""Tokens that a tenant of weight 1 is given at its turn: about one request of middle size."""
+QUANTUM: Final = 128.0
+"""Tokens that a tenant of weight 1 is given at its turn: about one small request, so that turns are short."""
 
 
 def band_of(priority: int) -> int:
@@ -214,7 +214,8 @@ class FairQueue:
         for band in range(1, len(BANDS)):
             earned = self._credit[band] + self.bounds.low_share * entry.tokens
             # Who does not wait saves nothing up, and pays back what it had too much.
-            self._credit[band] = earned if self._bands[band] else min(0.0, earned)
+            waits = band == entry.band or self._bands[band]
+            self._credit[band] = earned if waits else min(0.0, earned)
         if entry.band:
             self._credit[entry.band] -= entry.tokens
 

@@ -74,7 +74,7 @@ class Answer:
     def begin(self, sending: Sending) -> None:
         """The next events come from another engine, asked by `sending`."""
         self._sending = sending
-        self._again = sending.again
+        self._again = ""
         self._before = 0 if sending.form == "whole" else self.received.tokens
         self._by_events = 0
         self._usage = None
@@ -238,10 +238,20 @@ class Answer:
     def _note_usage(self, usage: _Json) -> None:
         self._usage = usage
         prompt = usage.get("prompt_tokens")
-        if isinstance(prompt, int) and (self._prompt_tokens is None or not self._continues):
+        if not isinstance(prompt, int):
+            pass
+        elif self._prompt_tokens is None or not self._continues:
             # A continuation's prompt is the client's and what was generated before.
             self._prompt_tokens = max(0, prompt - self._before)
+        else:
+            self._note_trimmed(self._prompt_tokens + self._before - prompt)
         self._count()
+
+    def _note_trimmed(self, missing: int) -> None:
+        """So many tokens are missing from the prompt of a continuation: a template took white space off its end."""
+        if missing > 0 and self._sending and self._sending.trimmed and not self._by_events and not self._again:
+            self._again = self._sending.trimmed
+            self._before -= missing
 
     def _count(self) -> None:
         told = (self._usage or {}).get("completion_tokens")

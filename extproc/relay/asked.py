@@ -69,6 +69,11 @@ class Asked(msgspec.Struct, frozen=True):
     ids: bool = False
     hindrance: Hindrance | None = None
 
+    def of_model(self, model: str) -> "Asked":
+        """The same request to another model."""
+        fields = {**self.fields, "model": msgspec.Raw(msgspec.json.encode(model))}
+        return msgspec.structs.replace(self, model=model, fields=fields)
+
     def value(self, name: str) -> Any:
         """A field's value; None when it is absent or null."""
         return value_of(self.fields, name)

@@ -8,14 +8,8 @@ from typing import Final
 import aiohttp
 from multidict import CIMultiDict
 
+from extproc.config_relay import ASKING, AVOID, SERVED_BY
 from extproc.relay.answer import Lost
-
-SERVED: Final = "x-warmpath-served"
-"""Header that Envoy's inner listener puts on answers: `ip:port` of the engine."""
-RELAY: Final = "x-warmpath-relay"
-"""Header by which a client asks for the relay, or declines it."""
-AVOID: Final = "x-warmpath-avoid"
-"""Header that names endpoints that a decision leaves out, `ip:port,ip:port…`; nobody outside may set it."""
 
 _REQUEST_ID: Final = "x-request-id"
 _ONCE: Final = ("idempotency-key", "x-idempotency-key")
@@ -27,7 +21,7 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 """Headers of one connection, not of the request (RFC 9110 section 7.6.1), and those that the client library writes."""
-_OWN: Final = frozenset({SERVED, "date", "server", _REQUEST_ID})
+_OWN: Final = frozenset({SERVED_BY, "date", "server", _REQUEST_ID})
 _CONNECT_S: Final = 5.0
 
 Headers = Mapping[str, str]
@@ -46,7 +40,7 @@ class Reply:
         self._response = response
         self._stall_s = stall_s
         self.status = response.status
-        self.served = response.headers.get(SERVED, "")
+        self.served = response.headers.get(SERVED_BY, "")
         self.headers = CIMultiDict(
             (name, value)
             for name, value in response.headers.items()
@@ -137,7 +131,7 @@ def headers_of(client: Headers, attempt: int, avoid: Mapping[str, None]) -> CIMu
         avoid: `ip:port` of the engines that were lost.
     """
     kept = CIMultiDict((name, value) for name, value in client.items() if name.lower() not in _HOP_BY_HOP)
-    for name in (RELAY, AVOID):
+    for name in (ASKING, AVOID):
         kept.popall(name, None)
     if attempt > 1:
         for name in _ONCE:

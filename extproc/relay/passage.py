@@ -2,85 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
 from aiohttp import web
 
-from extproc.config_relay import OnDeath
-from extproc.errors import OverloadedError, RelayError
+from extproc.errors import RelayError
 from extproc.relay.answer import Answer, Lost
-from extproc.relay.asked import Asked, Hindrance
+from extproc.relay.asked import Asked
 from extproc.relay.client import Client
 from extproc.relay.events import Splitter
 from extproc.relay.gateway import Gateway, Headers, Reply, headers_of
+from extproc.relay.limits import WHY, Failure, Limits, Room
 from extproc.relay.resuming import Form, Hindered, Sending, continued, first
 from extproc.telemetry.relay_metrics import RelayMetrics, RelayOutcome
 
 log = logging.getLogger(__name__)
 
-Failure = Hindrance | Literal["attempts", "refused", "mode"]
-"""Why an answer was given up: it cannot be continued, every try was used, it was not taken over, or was not to be."""
-
-_WHY: Final[Mapping[Failure, str]] = {
-    "tools": "it may call tools",
-    "format": "it follows a format",
-    "choices": "it has several choices",
-    "logprobs": "it tells log probabilities",
-    "echo": "it echoes its prompt",
-    "reasoning": "it holds reasoning",
-    "stop": "it was about to end in a stop text",
-    "beams": "it comes from a beam search",
-    "prompt": "its prompt cannot be added to",
-    "transfer": "its blocks are transferred between engines",
-    "size": "it is longer than relay.max_body",
-    "engine": "these engines take no open message",
-    "extras": "it holds more than text",
-    "attempts": "as many were tried as relay.max_attempts allows",
-    "refused": "the other engine did not take it over",
-    "mode": "relay.on_death does not allow it",
-}
 _OK: Final = 200
 _BUSY: Final = 429
 _FAILED: Final = 500
 _REASON: Final = "x-warmpath-reason"
+_FALLBACK: Final = "x-warmpath-fallback"
+"""Response header that names the model that answers in place of a saturated one."""
 _PAUSE_S: Final = 0.1
 """Wait before another engine is asked after one that took nothing over; it doubles each time."""
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay does and holds; fields as in the section `relay`.
-
-    Attributes:
-        silent: models whose engines tell no token ids, and take no open message of a chat (TensorRT-LLM).
-    """
-
-    on_death: OnDeath = "continue"
-    max_attempts: int = 3
-    max_body: int = 32 * 1024 * 1024
-    silent: AbstractSet[str] = frozenset()
-
-
-class Room:
-    """Bytes that one relay holds, of all requests together."""
-
-    def __init__(self, longest: int, metrics: RelayMetrics) -> None:
-        self._left = longest
-        self._metrics = metrics
-
-    def take(self, size: int) -> None:
-        """Hold so many more. Raises OverloadedError when that is too much."""
-        if size > self._left:
-            raise OverloadedError("the relay holds as much as it may: try again, or without it")
-        self._left -= size
-        self._metrics.held(size)
-
-    def give(self, size: int) -> None:
-        """Hold so many less."""
-        self._left += size
-        self._metrics.held(-size)
 
 
 class Passage:
@@ -102,6 +47,7 @@ class Passage:
         self._attempt = 0
         self._head: Headers = {}
         self._served = ""
+        self._model = asked.model
         self._continued = False
 
     async def run(self, gateway: Gateway, client: Client, room: Room, metrics: RelayMetrics) -> web.StreamResponse:
@@ -175,6 +121,7 @@ class Passage:
                 self._note(reply)
                 if not reply.streams:
                     return await self._no_stream(reply)
+                self._note_model(reply, sending)
                 await self._pass_on(reply, answer)
                 return None
         except Lost as lost:
@@ -249,9 +196,8 @@ class Passage:
             return self._first()
         if answer.too_long:
             raise Hindered("size")
-        return continued(
-            self._asked, self._path, answer.received, open_messages=self._asked.model not in self._limits.silent
-        )
+        asked = self._asked if self._model == self._asked.model else self._asked.of_model(self._model)
+        return continued(asked, self._path, answer.received, open_messages=self._model not in self._limits.silent)
 
     async def _again(self, form: Form, lost: Lost) -> None:
         self._metrics.resumed(form)
@@ -262,6 +208,18 @@ class Passage:
 
     def _note(self, reply: Reply) -> None:
         self._served, self._head = reply.served, reply.headers
+
+    def _note_model(self, reply: Reply, sending: Sending) -> None:
+        """An answer is continued by the model that began it, be that the client's or one that answers in its place.
+
+        Raises:
+            Lost: another model would continue it.
+        """
+        instead = reply.headers.get(_FALLBACK, "")
+        if sending.form == "whole":
+            self._model = instead or self._asked.model
+        elif instead:
+            raise Lost("failed")
 
     def _died(self, lost: Lost) -> Lost:
         """Count a lost engine, and leave it out from now on."""
@@ -275,7 +233,7 @@ class Passage:
     def _given_up(self, failure: Failure) -> RelayError:
         self.outcome = "failed"
         self._metrics.failed(failure)
-        return RelayError(f"The engine that was answering is lost, and the answer is not continued: {_WHY[failure]}.")
+        return RelayError(f"The engine that was answering is lost, and the answer is not continued: {WHY[failure]}.")
 
     def _passed(self, reply: Reply, body: bytes) -> web.Response:
         self.outcome = self._ended() if reply.status == _OK else "passed"

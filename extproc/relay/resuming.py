@@ -65,13 +65,14 @@ class Sending(msgspec.Struct, frozen=True):
         path: path below the client's prefix.
         body: JSON.
         form: how it is made.
-        again: text that its answer is expected to begin with although the client has it.
+        trimmed: white space at the end of what was received, which a chat template may take away: then it is generated
+            again, although the client has it.
     """
 
     path: str
     body: bytes
     form: Form
-    again: str = ""
+    trimmed: str = ""
 
 
 class Hindered(Exception):  # noqa: N818 -- an answer to a question, not a fault
@@ -121,21 +122,19 @@ def continued(asked: Asked, path: str, received: Received, *, open_messages: boo
     told = received.text
     if _stopping(told, asked.stops):
         raise Hindered("stop")
-    # Templates and tokenizers treat white space at an end as they like: it is left to be generated again.
-    sent = told.rstrip()
     changes: _Changes = {}
     if asked.api == "completion":
         prompt = prompt_of(asked.value("prompt"))
         if not isinstance(prompt, str):
             raise Hindered("prompt")
-        changes["prompt"] = prompt + sent
+        changes["prompt"] = prompt + told
     elif not open_messages:
         raise Hindered("engine")
     else:
-        changes["messages"] = _with_answer(asked, sent)
+        changes["messages"] = _with_answer(asked, told)
         changes |= {"continue_final_message": True, "add_generation_prompt": False}
     body = _laid_over(asked, {**changes, **_rest(asked, received)})
-    return Sending(path, body, "text", told[len(sent) :])
+    return Sending(path, body, "text", "" if asked.api == "completion" else told[len(told.rstrip()) :])
 
 
 def _ids_suffice(asked: Asked) -> bool:

@@ -10,7 +10,8 @@ from extproc.errors import BodyTooLargeError, OverloadedError, RelayError, Shutt
 from extproc.relay.asked import PATHS, Api, read
 from extproc.relay.client import Client, Gone, refusal
 from extproc.relay.gateway import Gateway
-from extproc.relay.passage import Limits, Passage, Room
+from extproc.relay.limits import Limits, Room
+from extproc.relay.passage import Passage
 from extproc.telemetry.relay_metrics import RelayMetrics
 
 HEALTH: Final = "/healthz"

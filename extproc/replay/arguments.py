@@ -14,7 +14,7 @@ ORACLE = "oracle"
 REAL_POLICIES: tuple[str, ...] = get_args(PolicyName)
 """Policies that decide without knowing more than a sidecar can."""
 POLICIES = (*REAL_POLICIES, ORACLE)
-GENERATED = ("shared_prefixes", "multi_turn", "hot_prefix", "mixed_lengths", "bursts", "long_answers")
+GENERATED = ("shared_prefixes", "multi_turn", "agents", "hot_prefix", "mixed_lengths", "bursts", "long_answers")
 """Names of the generated workloads."""
 Profiles = Literal["estimated", "precise"]
 """Kinds of profiles."""

@@ -160,14 +160,14 @@ def bursts(settings: Bursts, seed: int) -> Trace:
     return _behind_prefixes("bursts", settings, sorted(times), rng)
 
 
-def multi_turn(settings: MultiTurn, seed: int) -> Trace:
+def multi_turn(settings: MultiTurn, seed: int, name: str = "multi_turn") -> Trace:
     """Return conversations, half of which name their session; 82 % could be found cached."""
-    rng = seeded("multi_turn", seed)
+    rng = seeded(name, seed)
     size = settings.block_tokens
     systems = [grown(Prompt(), settings.system_tokens, b"%d" % n, size) for n in range(settings.systems)]
     talks: list[list[Row]] = []
     for at_s in poisson(rng, settings.rate, settings.seconds):
-        talk = f"multi_turn-{seed}-{len(talks)}"
+        talk = f"{name}-{seed}-{len(talks)}"
         session = talk if rng.random() < settings.named_share else ""
         prompt = rng.choice(systems)
         rows: list[Row] = []
@@ -191,7 +191,15 @@ def multi_turn(settings: MultiTurn, seed: int) -> Trace:
             )
             prompt = said
         talks.append(rows)
-    return Trace("multi_turn", size, interleaved(talks))
+    return Trace(name, size, interleaved(talks))
+
+
+def agents(settings: MultiTurn, seed: int) -> Trace:
+    """Return agents that call tools: long prompts grow by a result a turn, answers are short; 86 % could be cached.
+
+    Engines of 6,400 tokens of KV cache have room for two or three of them at a time.
+    """
+    return multi_turn(settings, seed, "agents")
 
 
 def mixed_lengths(settings: MixedLengths, seed: int) -> Trace:
@@ -237,6 +245,18 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {
         "shared_prefixes": Workload(SharedPrefixes(), shared_prefixes),
         "multi_turn": Workload(MultiTurn(), multi_turn),
+        "agents": Workload(
+            MultiTurn(
+                rate=13.0,
+                answer_tokens=(8, 40),
+                block_tokens=16,
+                systems=6,
+                system_tokens=1050,
+                question_tokens=(60, 500),
+                think_s=(0.5, 4.0),
+            ),
+            agents,
+        ),
         "hot_prefix": Workload(
             SharedPrefixes(rate=60.0, groups=64, prefix_tokens=2400, question_tokens=(400, 1000), zipf=1.75), hot_prefix
         ),

@@ -63,8 +63,8 @@ def parse(path: str, headers: Mapping[str, str], body: Buffer, volatile: Rules =
 
     Numbers and names are taken only when they make sense (an `n` of at least 1, a `max_tokens` of at least 0,
     nothing over 2**31 - 1, no booleans); anything else counts as not sent, and the engine answers for it.
-    `max_completion_tokens` goes before `max_tokens`, and the priority header before the body's `priority`, which
-    is taken as it stands: lower is served first, as vLLM has it. A prompt in which anything is malformed has no segments.
+    `max_completion_tokens` goes before `max_tokens`, and the priority header before the body's `priority`: both are
+    vLLM's, lower is served first. A prompt in which anything is malformed has no segments.
 
     Args:
         path: request path. A query string, slashes at the end and whatever stands before the last `/v1/` or

@@ -88,13 +88,18 @@ class Caches:
         found = self.exact.matches(chains, prompt_tokens, far)
         if foreseen is None:
             return found
-        return {
-            name: foreseen.left_of(name, each) if self._crowded(name, each.block_tokens) else each
-            for name, each in found.items()
-        }
+        left = dict(found)
+        for name in self.exact.pending.endpoints:
+            match = found.get(name)
+            less = foreseen.left_of(name, match) if match else None
+            if match and less and less is not match and self._crowded(name, match.block_tokens):
+                left[name] = less
+        return left
 
     def _crowded(self, endpoint: str, block_tokens: int) -> bool:
-        return self.exact.crowded(endpoint, (self.of(endpoint).kv_tokens or self._kv_tokens) / block_tokens)
+        kv_tokens = self.of(endpoint).kv_tokens or self._kv_tokens
+        estimated = self.index.held(endpoint) * self._block_bytes / self._tokens.bytes_per_token
+        return self.exact.crowded(endpoint, kv_tokens / block_tokens, estimated / block_tokens)
 
     def hold(self, endpoint: str, blocks: Sequence[int], charge_id: str = "") -> bool:
         """Put a prompt into an endpoint's profile; False when it caches nothing.

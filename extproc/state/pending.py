@@ -51,6 +51,11 @@ class Pending:
     def __len__(self) -> int:
         return len(self._sent)
 
+    @property
+    def endpoints(self) -> Collection[str]:
+        """Who prefills any of them."""
+        return self._of.keys()
+
     def began(self, charge_id: str, endpoint: str, start: int, blocks: Sequence[int]) -> None:
         """An endpoint prefills a prompt of which it holds the first `start` blocks; `blocks` are the others."""
         self.drop(charge_id)

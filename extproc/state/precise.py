@@ -86,19 +86,22 @@ class Precise:
             return found
         return {name: self._extended(name, each, chains, prompt_tokens) for name, each in found.items()}
 
-    def crowded(self, endpoint: str, kv_blocks: float) -> bool:
-        """Whether what the endpoint is about to compute pushes out blocks: its cache has no room for both.
+    def crowded(self, endpoint: str, kv_blocks: float, estimated_blocks: float) -> bool:
+        """Whether what the endpoint is about to compute pushes out blocks, and its estimated profile tells which.
 
-        What is pushed out of the GPU alone is not lost where an engine keeps blocks elsewhere too.
+        It does where more blocks have no room than a full cache has and the estimate does not know. Else most of what
+        it does not know came past this fleet, or before it looked, and stays. What is pushed out of the GPU is not lost
+        where an engine keeps blocks elsewhere too.
 
         Args:
             endpoint: endpoint id.
             kv_blocks: blocks of the engine that its cache has room for.
+            estimated_blocks: blocks that its estimated profile has, as many as they are of the engine.
         """
         computing = self.pending.blocks(endpoint)
         if not computing or self.index.is_tiered(endpoint):
             return False
-        return self.index.held(endpoint) + computing > kv_blocks
+        return self.index.held(endpoint) + computing - kv_blocks > max(0.0, kv_blocks - estimated_blocks)
 
     def empty(self, endpoint: str) -> None:
         """The endpoint restarted, or its cache was emptied."""

@@ -8,6 +8,7 @@ from extproc.clock import SystemClock
 from extproc.state.memory import MemoryStore
 from extproc.state.redis import RedisStore
 from extproc.state.resilient import ResilientStore
+from tests.chaos.kv_scene import Begin, scenes
 from tests.chaos.traffic import DEADLINE_MS, PROBE_S, Traffic
 from tests.valkey import Valkey
 
@@ -41,3 +42,10 @@ async def witness(server: Valkey) -> AsyncIterator[RedisStore]:
 def traffic(store: ResilientStore) -> Traffic:
     """Requests of one worker."""
     return Traffic(store)
+
+
+@pytest.fixture
+async def begin() -> AsyncIterator[Begin]:
+    """Makes keepers that read KV events, with a worker that hears of each."""
+    async with scenes() as make:
+        yield make

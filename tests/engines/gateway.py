@@ -147,6 +147,16 @@ class Gateway:
         self._model = model
         self._engines = engines
 
+    @property
+    def url(self) -> str:
+        """Base URL for clients."""
+        return self._stack.url
+
+    @property
+    def metrics_url(self) -> str:
+        """Warmpath's metrics page."""
+        return self._stack.metrics_url
+
     async def ask(self, messages: Messages, *, session: str = "", **more: Any) -> Answer:
         """Send one chat request; `more` goes into the body. Raises aiohttp.ClientError when it fails."""
         body = {"model": self._model, "messages": messages, "max_tokens": 4, "ignore_eos": True, **more}
@@ -246,10 +256,11 @@ async def gateway(
     *,
     pool: Mapping[str, Any] | None = None,
     models: Mapping[str, Any] | None = None,
+    relay: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Gateway]:
     """Start Warmpath in front of engines; `folder` takes its configuration.
 
-    `pool` is added to the settings of the pool `main`, `models` to those of the models.
+    `pool` is added to the settings of the pool `main`, `models` to those of the models; `relay` is that section.
 
     Time limits are far above their defaults: with two engines, Envoy and the sidecar on two cores, a late decision
     says nothing about Warmpath and would make Envoy or the worker go on without the knowledge that is tested here.
@@ -268,6 +279,7 @@ async def gateway(
         },
         "redis": {"timeout_ms": 2000},
         "timeouts": {"connect_s": 5},
+        "relay": dict(relay or {}),
     }
     path.write_text(json.dumps(config))  # YAML holds JSON
     lines: deque[str] = deque(maxlen=100)

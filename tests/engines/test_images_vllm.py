@@ -145,7 +145,7 @@ async def test_images_are_named_and_placed_as_vllm_has_them(
     tokens: Tokenizing, http: aiohttp.ClientSession, engine: VllmEngine, model_name: str, name: str
 ) -> None:
     """Ids are those that vLLM says it computed; each image is a run of the engine's own tokens for images."""
-    body = {"model": model_name, "messages": BODIES[name]}
+    body: Json = {"model": model_name, "messages": BODIES[name]}
     told = await post(http, engine.address, CHAT, {**body, "max_tokens": 1, "return_token_ids": True})
     prompt = await made(tokens, body)
     assert list(prompt.ids) == told["prompt_token_ids"]

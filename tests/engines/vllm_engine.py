@@ -161,6 +161,13 @@ class VllmEngine:
         _signal_group(group, signal.SIGKILL)
         self._process.wait()
 
+    def kill_core(self) -> None:
+        """End what computes with SIGKILL; the API server lives on for a moment."""
+        for pid, command in _members(self.pid).items():
+            if b"EngineCore" in command or b"Worker" in command:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """Ask the engine to end, then end whatever is left of its process group."""
         if self._process is None:

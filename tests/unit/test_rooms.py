@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": BOTTOM,
     "tokens": BOTTOM | {"request", "state"},
     "fleet": BOTTOM | {"state", "engines", "telemetry"},
-    "envoy": BOTTOM | {"request", "telemetry", "config_file", "overrides"},
+    "envoy": BOTTOM | {"request", "telemetry", "govern", "config_file", "overrides"},
     "relay": BOTTOM | {"request", "telemetry"},
     "sim": BOTTOM,
     "replay": {path.stem for path in PACKAGE.iterdir()} - {"cli"},

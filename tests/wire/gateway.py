@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import re
 import shutil
@@ -24,6 +25,7 @@ from extproc.envoy.server import bind, make_server, stop
 from extproc.key_file import KeyFile
 from extproc.model_list import ModelList
 from tests.ports import free_port
+from tests.waiting import until_async
 from tests.wire.envoy import RunningEnvoy, running_envoy
 from tests.wire.standins import Engine, Keeper
 
@@ -62,14 +64,25 @@ class Answer:
 
 
 class Desk:
-    """Decides for the one pool, and remembers what it was asked."""
+    """Decides for the one pool, and remembers what it was asked.
+
+    Attributes:
+        calls: what it was asked.
+        outcome: what it raises in place of a decision.
+        silent_s: how long it takes.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.outcome: Exception | None = None
+        self.silent_s = 0.0
 
     async def decide(self, call: Call) -> Decision:
         """See `Decider.decide`."""
         self.calls.append(call)
+        await asyncio.sleep(self.silent_s)
+        if self.outcome is not None:
+            raise self.outcome
         return Decision(pool="main")
 
     async def served(self, decision: Decision, served: str) -> None:
@@ -119,13 +132,17 @@ class Running:
     ) -> Answer:
         """Send one request."""
         url = f"{self.envoy.url}{path}"
-        data = None if method in {"GET", "HEAD"} else body
+        data = None if method in {"GET", "HEAD"} or body is None else io.BytesIO(body)
         async with self.http.request(method, url, data=data, headers=headers, ssl=self.trust or True) as answer:
             told = {name.lower(): value for name, value in answer.headers.items()}
             return Answer(answer.status, told, await answer.read())
 
     async def raw(self, sent: bytes, *, half_close: bool = False, limit_s: float = 20.0) -> bytes:
-        """Send bytes on a connection of their own; what came back until it was closed, or `limit_s` had passed."""
+        """Send bytes on a connection of their own.
+
+        Returns:
+            One whole answer; less when the connection was closed before, or `limit_s` had passed.
+        """
         reader, writer = await asyncio.open_connection(*self.address)
         got = bytearray()
         try:
@@ -136,7 +153,7 @@ class Running:
                 writer.write_eof()
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(limit_s):
-                    while piece := await reader.read(65_536):
+                    while not _is_whole(got) and (piece := await reader.read(65_536)):
                         got += piece
         finally:
             writer.close()
@@ -150,9 +167,24 @@ class Running:
         found = re.search(rf"^{re.escape(name)}: (\d+)", page, re.MULTILINE)
         return int(found[1]) if found else 0
 
+    async def reaches_sidecar(self) -> bool:
+        """Whether a request sent now gets as far as the worker, whatever that does with it.
+
+        Envoy's gauges of healthy hosts are up to a second ahead of its choice of hosts.
+        """
+        before = await self.stat("cluster.warmpath_workers.upstream_rq_total")
+        await self.ask()
+        return await self.stat("cluster.warmpath_workers.upstream_rq_total") > before
+
     async def memory(self) -> int:
         """Bytes that Envoy has allocated."""
         return int(json.loads(await self.envoy.get("/memory"))["allocated"])
+
+
+def _is_whole(answer: bytes | bytearray) -> bool:
+    head, found, body = bytes(answer).partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    return bool(found and length) and length is not None and len(body) >= int(length[1])
 
 
 class Worker:
@@ -169,10 +201,11 @@ class Worker:
         self._address = f"unix:{socket}"
         self._cleanup = contextlib.AsyncExitStack()
 
-    async def start(self) -> None:
-        """Listen, ready from the start."""
+    async def start(self, *, deaf: bool = False) -> None:
+        """Listen, ready from the start; one that is `deaf` knows none of the services but health."""
         health = Health()
-        server = make_server([part.handler() for part in (*self._parts, health)], max_body_bytes=64 * MIB)
+        parts = (health,) if deaf else (*self._parts, health)
+        server = make_server([part.handler() for part in parts], max_body_bytes=64 * MIB)
         bind(server, self._address)
         await server.start()
         health.set_ready(True)
@@ -230,7 +263,7 @@ async def running_gateway(
         envoy = await cleanup.enter_async_context(running_envoy(config))
         http = await cleanup.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         running = Running(envoy, http, config, desk, engines, outcomes, keys, worker, trust)
-        async with asyncio.timeout(20):
-            while "warmpath_workers.membership_healthy: 1" not in await envoy.get("/stats?filter=membership_healthy"):
-                await asyncio.sleep(0.02)
+        await until_async(running.reaches_sidecar)
+        desk.calls.clear()
+        outcomes.seen.clear()
         yield running

@@ -6,7 +6,7 @@ workers here pick what the test told them to pick.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,12 +48,14 @@ class Orders:
         destinations: endpoints they name, in order; empty names none.
         silent: take requests and never answer them.
         refuse: HTTP status of an immediate response with the body `refused`; 0 picks instead.
+        headers: further request headers they set with the pick.
     """
 
     pool: str = "main"
     destinations: Sequence[str] = ()
     silent: bool = False
     refuse: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker(external_processor_pb2_grpc.ExternalProcessorServicer, als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]
@@ -120,6 +122,8 @@ class Worker(external_processor_pb2_grpc.ExternalProcessorServicer, als_pb2_grpc
         common = getattr(answer, phase).response
         common.clear_route_cache = True
         _set(common, POOL, self._orders.pool)
+        for name, value in self._orders.headers.items():
+            _set(common, name, value)
         answer.dynamic_metadata.update({METADATA: {"charge": "c-1", "predicted": 12}})
         if self._orders.destinations:
             _set(common, DESTINATION, ",".join(self._orders.destinations))
@@ -209,7 +213,8 @@ class Engine:
     """An HTTP server that tells what it got, in the shape of a chat completion.
 
     Query options of any POST: `stream=S` sends SSE, S seconds after the headers; `wait=S` sends the headers that
-    late; `object=NAME` names another kind of answer; `full=ADDRESS` answers 503 if that is this engine's address.
+    late; `object=NAME` names another kind of answer; `full=ADDRESS` answers 503 if that is this engine's address;
+    `say=NAME:VALUE` adds a header to a JSON answer.
 
     Attributes:
         address: where it listens.
@@ -251,7 +256,8 @@ class Engine:
             return await _stream(request)
         kind = request.query.get("object", "chat.completion")
         told = {"endpoint": self.address, "headers": dict(request.headers), "bytes": len(body)}
-        return web.json_response({"object": kind, "model": "m", "choices": [{}], "usage": _USAGE, **told})
+        more = dict(pair.split(":", 1) for pair in request.query.getall("say", []))
+        return web.json_response({"object": kind, "model": "m", "choices": [{}], "usage": _USAGE, **told}, headers=more)
 
 
 _USAGE = {

@@ -135,7 +135,7 @@ async def test_an_unknown_model_is_refused_with_json(local: Local) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/v1/models"), ("OPTIONS", CHAT), ("GET", "/health?deep=1"), ("DELETE", "/v1/files/1")]
+    ("method", "path"), [("GET", "/v1/files"), ("OPTIONS", CHAT), ("GET", "/health?deep=1"), ("DELETE", "/v1/files/1")]
 )
 async def test_other_methods_pass(local: Local, method: str, path: str) -> None:
     """What is no completion reaches an engine as it is."""

@@ -171,9 +171,10 @@ async def test_metrics_and_logs_hold_no_prompt_and_no_session(local: Local) -> N
 
 
 async def test_models_are_listed(local: Local) -> None:
-    """GET /v1/models is answered by an engine."""
+    """GET /v1/models names what clients may ask for, and no engine is asked."""
     answer = await local.ask("/v1/models", method="GET")
-    assert (answer.status, json.loads(answer.body)["data"][0]["id"]) == (200, "sim")
+    told = [(one["id"], one["owned_by"]) for one in json.loads(answer.body)["data"]]
+    assert (answer.status, told) == (200, [(name, "warmpath") for name in sorted(local.stack.config.models)])
 
 
 async def test_no_decision_failed(local: Local) -> None:

@@ -19,7 +19,7 @@ def test_there_are_targets() -> None:
 
 @pytest.mark.parametrize("target", _TARGETS)
 def test_a_target_finds_nothing_in_a_few_thousand_runs(target: str, tmp_path: Path) -> None:
-    """Any exception but an engine's ends the run with a status; longer runs are described in `tests.fuzz`."""
+    """Any exception but those of our own tree ends the run with a status; longer runs are described in `tests.fuzz`."""
     pytest.importorskip("atheris", reason="atheris is not installed: it has no wheel for this platform")
     ran = subprocess.run(
         [sys.executable, "-m", f"tests.fuzz.{target}", f"-atheris_runs={_RUNS}", "-seed=1"],

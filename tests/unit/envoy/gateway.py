@@ -50,7 +50,7 @@ class Ledger:
 
     async def decide(self, call: Call) -> Decision:
         """See `Decider.decide`."""
-        self.calls.append(call)
+        self.calls.append(msgspec.structs.replace(call, line=None))
         self.asked.set()
         if self.gate is not None:
             await self.gate.wait()

@@ -44,14 +44,14 @@ def keys_of(prompt: TokenPrompt, size: int, form: Form) -> list[list[Any] | None
             if any(one.offset <= at < one.offset + one.tokens for at in range(start, start + size))
         ]
         placed = [(one.identifier, one.offset - start) for one in inside]
-        named: list[Any] = {
+        forms: dict[Form, list[Any]] = {
             "pairs": placed,
             "tagged": [("mm", *each) for each in placed],
             "bare": [name for name, _ in placed],
-        }[form]
+        }
         adapter = [prompt.adapter] if prompt.adapter else []
         salt = [prompt.salt] if prompt.salt and not start else []
-        keys.append([*adapter, *named, *salt] or None)
+        keys.append([*adapter, *forms[form], *salt] or None)
     return keys
 
 
@@ -136,6 +136,7 @@ def test_what_enters_a_block_is_as_vllm_has_it() -> None:
         ([("film", 0, 16), ("sound", 4, 30)], [["film", "sound"], ["sound"], ["sound"]]),
         ([("nothing", 4, 0)], [["nothing"]]),
         ([("nothing", 16, 0)], [[], []]),
+        ([("nothing", 16, 0), ("image", 20, 4)], [[], ["image"]]),
     ],
 )
 def test_overlapping_media_enter_blocks_as_vllm_lets_them(

@@ -237,6 +237,27 @@ async def test_an_engine_whose_numbers_jump_for_ever_has_no_precise_profile(scen
     assert scene.worker.begun <= 6
 
 
+async def test_a_keeper_that_stood_still_puts_its_profiles_aside(scene: Scene) -> None:
+    """Blocks may be gone that it did not hear of: workers are told so before anything else, and again when it knows."""
+    keeper = scene.keeper()
+    scene.engine.store(1)
+    scene.engine.store(2)
+    await keeper.rounds()
+    assert await scene.known() == ours(1, 2) | ours(2, 2)
+    scene.engine.remove(1)
+    scene.clock.advance(4.0)
+    await keeper.rounds(1)
+    assert await scene.known() != set()
+    scene.clock.advance(6.0)
+    scene.engine.remove(2)
+    scene.engine.store(3)
+    await keeper.rounds(1)
+    assert await scene.known() == set()
+    assert not scene.worker.block_tokens
+    await keeper.rounds()
+    assert await scene.known() == ours(3, 2)
+
+
 async def test_an_answer_with_a_hole_is_left_out(scene: Scene) -> None:
     """What it tells of before the hole may have been removed in it; the profile begins with the answer after."""
     keeper = scene.keeper()

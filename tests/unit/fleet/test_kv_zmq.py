@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from extproc.errors import EngineError
-from extproc.fleet import kv_zmq
+from extproc.fleet import kv_inlet, kv_zmq
 from extproc.fleet.kv_address import Place
 from extproc.fleet.kv_zmq import Sockets
 from tests.ports import free_port
@@ -123,7 +123,7 @@ def test_a_process_without_sockets_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("way", ["published", "replayed"])
 async def test_what_is_queued_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """An engine that tells more than is fetched keeps the rest itself: libzmq counts messages, not what they take."""
-    monkeypatch.setattr(kv_zmq, "_QUEUED_BYTES", 16 << 20)
+    monkeypatch.setattr(kv_inlet, "QUEUED_BYTES", 16 << 20)
     sockets, at = Sockets(), Place(f"tcp://127.0.0.1:{free_port()}", True)
     stream = sockets.subscribe(at, "")
     message = [b"", bytes(8), bytes(1 << 20)]
@@ -184,11 +184,11 @@ def test_sockets_share_the_memory() -> None:
         most = queued(alone)
         others = [sockets.subscribe(Place(f"tcp://127.0.0.1:{port}", False), "") for port in range(20_001, 20_100)]
         assert alone.frames(1) == []
-        assert queued(alone) * 100 * kv_zmq._USUAL_BYTES <= kv_zmq._QUEUED_BYTES
+        assert queued(alone) * 100 * kv_inlet._USUAL_BYTES <= kv_inlet.QUEUED_BYTES
         for each in others:
             each.close()
         assert alone.frames(1) == []
-        assert queued(alone) == most == kv_zmq._QUEUED
+        assert queued(alone) == most == kv_inlet.QUEUED
     finally:
         sockets.close()
 

@@ -123,6 +123,18 @@ def test_the_section_routing_of_a_configuration_is_replayed(capsys: pytest.Captu
     assert led > 1.5 * blind
 
 
+def test_profiles_are_compared_at_the_delay_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each kind, named by it; how late events are matters to precise profiles alone."""
+    arguments = ("agents", "--limit", "400", "--engines", "2", "--kv-tokens", "6400", "--policies", "predicted_ttft")
+    at_once = told(capsys, *arguments, "--profiles", "precise,estimated")["policies"]
+    late = told(capsys, *arguments, "--profiles", "estimated,precise", "--event-delay-ms", "2000")["policies"]
+    assert list(at_once) == list(late) == ["predicted_ttft estimated", "predicted_ttft precise"]
+    assert at_once["predicted_ttft estimated"] == late["predicted_ttft estimated"]
+    assert at_once["predicted_ttft precise"] != late["predicted_ttft precise"]
+    alone = told(capsys, *arguments, "--profiles", "precise")["policies"]
+    assert alone == {"predicted_ttft": at_once["predicted_ttft precise"]}
+
+
 def test_the_trade_off_is_drawn_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`--curve` writes a PNG, and its points stand in the object."""
     path = tmp_path / "curve.png"
@@ -157,6 +169,10 @@ def test_an_unknown_trace_names_the_workloads(capsys: pytest.CaptureFixture[str]
         (["--speed", "0"], "argument --speed: 0: write a number above 0"),
         (["--speed", "inf"], "argument --speed: inf: write a number above 0"),
         (["--speed", "2", "--busy", "0.5"], "argument --busy: not allowed with argument --speed"),
+        (["--profiles", "exact"], "argument --profiles: exact: write one or both of estimated, precise"),
+        (["--profiles", ""], "argument --profiles: : write one or both of estimated, precise"),
+        (["--event-delay-ms", "-1"], "argument --event-delay-ms: -1: write milliseconds from 0 to 600,000"),
+        (["--event-delay-ms", "nan"], "argument --event-delay-ms: nan: write milliseconds from 0 to 600,000"),
         (["--limit", "0"], "argument --limit: 0: write a whole number, 1 or more"),
         (["--limit", "ten"], "argument --limit: ten: write a whole number, 1 or more"),
         (["--engines", "-3"], "argument --engines: -3: write a whole number from 1 to 1,024"),

@@ -15,6 +15,7 @@ NAMES = sorted(WORKLOADS)
 IDEAL = {
     "shared_prefixes": (0.74, 0.77),
     "multi_turn": (0.80, 0.83),
+    "agents": (0.85, 0.88),
     "hot_prefix": (0.73, 0.77),
     "mixed_lengths": (0.0, 0.0),
     "bursts": (0.73, 0.77),
@@ -137,7 +138,7 @@ def test_an_unknown_workload_or_setting_is_refused_with_the_nearest_name() -> No
         generated("hot_prefixes", 1)
     with pytest.raises(TraceError, match="did you mean rate"):
         generated("hot_prefix", 1, rates=3.0)
-    with pytest.raises(TraceError, match="choose one of bursts, "):
+    with pytest.raises(TraceError, match="choose one of agents, "):
         generated("xyzzy", 1)
 
 

@@ -99,7 +99,7 @@ async def test_what_was_sent_counts_until_the_engine_should_have_told() -> None:
     await precise.chat(words)
     precise.known.apply(Answered(first.charge_id, "a", -1, -1, -1, float(len(words))))
     precise.known.apply(Answered("c1", "a", -1, -1, -1, float(len(words))))
-    precise.known.age(1.0)
+    precise.known.age(10.0)
     await precise.chat(words)
     outcomes = precise.bench.notes.outcomes
     assert [each.cached_tokens for each in outcomes] == [0.0, (len(words) - 1) // BLOCK * BLOCK, 0.0]
@@ -163,6 +163,21 @@ async def test_calls_without_a_prompt_ask_for_no_tokens(method: str, path: str, 
     decision = await precise.bench.router.decide(Call(method, path, {}, body, None))
     assert decision.destinations
     assert precise.ids.asked == []
+
+
+async def test_a_worker_that_stood_still_decides_by_the_estimate() -> None:
+    """What engines told it may be gone: its first decisions come before it looks again."""
+    precise = Precise()
+    words = text(400)
+    precise.holds("b", words)
+    precise.bench.around.believed_until = precise.bench.clock.monotonic() + 5.0
+    await precise.chat(words)
+    precise.bench.clock.advance(5.1)
+    await precise.chat(words)
+    precise.bench.around.believed_until = precise.bench.clock.monotonic() + 5.0
+    await precise.chat(words)
+    assert precise.rungs == ["precise", "estimated", "precise"]
+    assert len(precise.ids.asked) == 2
 
 
 async def test_nobody_waits_for_tokens_for_the_sake_of_an_endpoint_that_left() -> None:
@@ -254,7 +269,7 @@ async def test_an_answer_is_not_counted_twice() -> None:
         each.known.apply(
             Answered(decision.charge_id, pick, -1, -1, len(words), len(words), 0.0, 0.0, 64.0), origin="r2"
         )
-        for now in (100.0, 102.0):
+        for now in (100.0, 110.0):
             each.known.age(now)
         body = {
             "model": "m",

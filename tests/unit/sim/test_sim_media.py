@@ -169,6 +169,13 @@ async def test_a_served_image_is_rendered_published_and_found_again() -> None:
         ]
         assert await cached("one") == (len(rendered["token_ids"]) - 1) // 16 * 16
         assert await cached("two") == 16 * inside
+        _, (grown,), _ = await setup.one.batch()
+        (other,) = render(messages(text, "two", text)).media
+        assert len(grown["block_hashes"]) == len(stored["block_hashes"]) - inside
+        assert grown["extra_keys"][:2] == [
+            [[other.identifier, place["offset"] - 16 * inside]],
+            [[other.identifier, place["offset"] - 16 * (inside + 1)]],
+        ]
 
 
 @pytest.mark.parametrize("name", ["sglang", "trtllm"])

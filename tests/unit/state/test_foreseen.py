@@ -50,36 +50,57 @@ def test_what_a_waiting_prompt_will_push_out_is_not_promised() -> None:
 
 
 def test_the_engines_own_word_counts_where_nothing_waits() -> None:
-    """Estimated profiles know nothing of what came past this fleet; nothing pushes it out while nothing waits."""
-    known = knowledge(known=False)
-    assert promised(known) == 640
+    """The engine computed the beginning again, for a request that came past this fleet: the estimate knows nothing."""
+    known = knowledge()
     send(known)
-    assert promised(known) == 0
+    assert promised(known) == 320
     known.apply(Cached("a", 0, 0, pack(OTHER)), origin="k")
     assert promised(known) == 640
 
 
-def test_nothing_is_pushed_out_of_a_cache_with_room() -> None:
-    """120 blocks fit into a cache of 120, and not into one of 119; what the engine told counts before the setting."""
-    for kv_tokens, left in ((1920, 640), (1904, 0)):
-        known = knowledge(kv_tokens, known=False)
-        send(known)
-        assert promised(known) == left
-    known.engine_seen("a", 1920, 0.0, SIZE)
+def test_what_came_past_this_fleet_is_not_held_to_be_pushed_out() -> None:
+    """Of 120 blocks 20 have no room; where the estimate does not know 40 or more of 100, it cannot tell which."""
+    known = knowledge(known=False)
+    send(known)
     assert promised(known) == 640
+
+
+def test_a_cache_is_crowded_when_more_has_no_room_than_the_estimate_lacks() -> None:
+    """40 blocks and 80 that are sent: in a full cache of 110 ten have no room. Nothing sent, nothing pushed out."""
+    known = knowledge()
+    exact = known.caches.exact
+    assert not exact.crowded("a", 10.0, 10.0)
+    send(known)
+    assert not exact.crowded("a", 120.0, 120.0)
+    assert exact.crowded("a", 119.0, 130.0)
+    assert exact.crowded("a", 110.0, 101.0)
+    assert not exact.crowded("a", 110.0, 100.0)
+
+
+def test_the_engines_own_capacity_counts_before_the_configured_one() -> None:
+    """Both fit the cache that the configuration says, and do not fit the one that the engine tells."""
+    known = knowledge(1920)
+    send(known)
+    assert promised(known) == 640
+    known.engine_seen("a", 1600, 0.0, SIZE)
+    assert promised(known) == 320
 
 
 @pytest.mark.parametrize("tier", [1, 2])
 def test_what_leaves_the_gpu_is_not_lost_where_there_are_other_tiers(tier: int) -> None:
     """An engine that tells of blocks elsewhere keeps what its GPU has no room for; after a restart it has to tell."""
-    known = knowledge(known=False)
+    known = knowledge()
     known.apply(Cached("a", 0, tier, pack(PROMPT[:1])), origin="k")
     send(known)
     assert promised(known) == 640
-    known.caches.exact.empty("a")
+    exact = known.caches.exact
+    exact.empty("a")
+    for _ in range(10):
+        exact.index.tidy()
+    exact.empty("a")  # the number of a life that is over goes to another
     known.apply(Cached("a", 0, 0, pack(PROMPT)), origin="k")
     send(known)
-    assert promised(known) == 0
+    assert promised(known) == 320
 
 
 def test_what_the_engine_told_stands_where_the_estimate_agrees() -> None:

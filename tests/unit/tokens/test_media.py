@@ -1,14 +1,21 @@
 """Prompts with images: named by a render route, and by nothing else."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.clock import ManualClock
-from extproc.state.exact_blocks import Medium, TokenPrompt
+from extproc.request.model import RouteKind
+from extproc.state.exact_blocks import Medium, TokenPrompt, chain_of
+from extproc.tokens.exchanged import of_render
+from extproc.tokens.http import Answer
 from extproc.tokens.tokenizing import MAX_SHOWING, Engines
+from extproc.tokens.values import Asked, NoTokensError, Whole
 from tests.unit.tokens import folders
 from tests.unit.tokens.parts import (
     DISABLED,
@@ -98,6 +105,33 @@ async def test_what_does_not_name_every_image_is_no_answer(features: Any, why: s
     assert counted.outcomes == {why: 1}
 
 
+_NUMBERS = st.one_of(st.integers(-3, 9), st.integers(2**63 - 1, 2**65), st.none(), st.floats())
+_RANGES: st.SearchStrategy[Any] = st.one_of(
+    st.fixed_dictionaries({"offset": _NUMBERS, "length": _NUMBERS}), st.just({}), st.text(max_size=2)
+)
+_BY_KIND = st.dictionaries(st.sampled_from(["image", "audio"]), st.lists(_RANGES, max_size=3), max_size=2)
+_NAMES = st.dictionaries(
+    st.sampled_from(["image", "audio"]), st.lists(st.one_of(st.text(max_size=3), st.integers()), max_size=3), max_size=2
+)
+
+
+@given(names=_NAMES, ranges=_BY_KIND, ids=st.lists(st.integers(0, 9), max_size=8))
+def test_whatever_a_server_tells_of_images_is_read_or_refused(names: Any, ranges: Any, ids: list[int]) -> None:
+    """Never anything else; what is read lies inside the ids, in order, and every block size takes it."""
+    body = json.dumps({"token_ids": ids, "features": {"mm_hashes": names, "mm_placeholders": ranges}}).encode()
+    asked = Asked(RouteKind.CHAT, b"{}", Whole(), media=True)
+    try:
+        made = of_render(asked, Answer(200, body))
+    except NoTokensError:
+        return
+    offsets = [each.offset for each in made.media]
+    assert offsets == sorted(offsets)
+    assert all(0 <= each.offset <= each.offset + each.tokens <= len(ids) for each in made.media)
+    assert len(made.media) == sum(map(len, names.values()))
+    for size in (1, 3):
+        assert len(chain_of(TokenPrompt(made.ids, media=made.media), size)) == len(ids) // size
+
+
 async def test_images_in_other_apis_are_named_too() -> None:
     """What their engine makes of such a body is known from its answer alone."""
     async with (
@@ -118,6 +152,8 @@ async def test_engines_that_name_images_otherwise_have_no_ids_for_them(kind: str
         async with tokenizing(config, engines(kinds=(kind,))) as (room, counted):
             assert await ask(room, messages=shown()) is None
             assert await ask(room, "/v1/messages", messages=USER, max_tokens=5) is None
+        # That a body in another API's form shows an image may be known from the answer only.
+        assert server.paths == ["/v1/messages/render"]
     assert counted.outcomes == {"images": 2}
 
 

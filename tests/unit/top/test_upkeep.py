@@ -104,18 +104,53 @@ async def test_without_a_store_the_last_states_stay() -> None:
 async def test_what_no_keeper_keeps_up_is_not_known_exactly() -> None:
     """Without news of an engine's state its exact profile does not count: what was evicted since would be believed.
 
-    With the news it counts again: what was missed of the feed is told from its numbers.
+    With the news it counts again, a little later: what was missed of the feed is told from its numbers.
     """
     bench = Bench(ONE)
     exact, chains = bench.around.knowledge["main"].caches.exact, {16: [1, 2]}
     exact.told(Exact(ONE, 0, 16), "keeper")
     exact.told(Cached(ONE, 0, 0, pack([1, 2])), "keeper")
-    for at, known in ((100.0, True), (100.0, False), (101.0, True)):
-        await bench.store.put_states("main", {ONE: encode(EndpointState(destination=ONE, scraped_at=at))})
+    known = []
+    for quarter in range(40):
+        told_at = max(0, quarter - 27)
+        await bench.store.put_states("main", {ONE: encode(EndpointState(destination=ONE, scraped_at=told_at))})
         await bench.upkeep.apply(bench.settings)
-        assert exact.counts(ONE) is known
-        assert list(exact.matches(chains, 100, (1.0, 1.0))) == ([ONE] if known else [])
-        bench.clock.advance(6.0)
+        known.append(exact.counts(ONE))
+        assert list(exact.matches(chains, 100, (1.0, 1.0))) == ([ONE] if known[-1] else [])
+        bench.clock.advance(0.25)
+    # 5 s and three scrapes after the last news, until one second after the next.
+    assert known == [True] * 24 + [False] * 8 + [True] * 8
+
+
+async def test_a_worker_that_stood_still_does_not_believe_what_it_was_told_before() -> None:
+    """It was stopped, or busy: neither before its next look, nor before it has read what came meanwhile."""
+    bench = Bench(ONE)
+    around, clock = bench.around, bench.clock
+    exact = around.knowledge["main"].caches.exact
+    exact.told(Exact(ONE, 0, 16), "keeper")
+
+    async def look() -> None:
+        state = EndpointState(destination=ONE, scraped_at=clock.monotonic())
+        await bench.store.put_states("main", {ONE: encode(state)})
+        await bench.upkeep.refresh()
+
+    await bench.upkeep.apply(bench.settings)
+    for _ in range(20):
+        await look()
+        assert exact.counts(ONE)
+        assert around.believed_until > clock.monotonic()
+        clock.advance(0.25)
+    clock.advance(10.0)
+    assert around.believed_until < clock.monotonic()
+    await look()
+    assert around.believed_until > clock.monotonic()
+    assert not exact.counts(ONE)
+    clock.advance(0.9)
+    await look()
+    assert not exact.counts(ONE)
+    clock.advance(0.2)
+    await look()
+    assert exact.counts(ONE)
 
 
 async def test_a_state_that_cannot_be_read_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

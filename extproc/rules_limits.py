@@ -1,0 +1,24 @@
+"""What rules of time limits must agree on, once each value is right by itself."""
+
+from collections.abc import Iterator
+
+from extproc.config import Config
+from extproc.config_mistakes import Mistake, nearest
+
+_STAGES = ("first_token_s", "first_token_ms_per_token", "stall_s")
+_LIMITS = ("headers_s", "request_s", *_STAGES)
+
+
+def limits_agree(config: Config) -> Iterator[Mistake]:
+    """Rules name models that there are, limit something, and give whole answers no limits of streams."""
+    for index, rule in enumerate(config.timeouts.rules):
+        path = f"$.timeouts.rules[{index}]"
+        if rule.model is not None and rule.model not in config.models:
+            remedy = nearest(rule.model, config.models, "models are")
+            yield Mistake(f"{path}.model", f"no model `{rule.model}`: {remedy}")
+        if all(getattr(rule, name) is None for name in _LIMITS):
+            yield Mistake(path, f"limits nothing: give it one of {', '.join(_LIMITS)}, or remove it")
+        for name in _STAGES:
+            if rule.streamed is False and getattr(rule, name) is not None:
+                remedy = "limit it by headers_s or request_s"
+                yield Mistake(f"{path}.{name}", f"an answer that is not streamed comes as a whole: {remedy}")

@@ -1,0 +1,154 @@
+"""Real vLLM engines lost in the middle of a stream at temperature 0: another one goes on with the same text."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extproc.engines import prometheus
+from tests.acceptance.governance.relayed import CHAT, COMPLETIONS, RELAYED, Stream, counts
+from tests.engines.gateway import ENGINE_RUNNING, REQUEST_TIMEOUT_S, Gateway, gateway, prose
+from tests.engines.vllm_engine import VllmEngine
+
+pytestmark = pytest.mark.vllm
+
+TOKENS = 24
+STALL_S = 3.0
+EVERYWHERE = range(1, 21)
+RESUMED = "warmpath_relay_resumed_total"
+
+Lose = Callable[[VllmEngine], Awaitable[None]]
+
+
+@pytest.fixture
+async def relayed(engines: list[VllmEngine], model_name: str, tmp_path: Path) -> AsyncIterator[Gateway]:
+    """A gateway with a relay that waits three seconds for a byte."""
+    relay = {"enabled": True, "stall_s": STALL_S}
+    async with gateway(tmp_path, model_name, [engine.address for engine in engines], relay=relay) as running:
+        yield running
+
+
+def request(path: str, model: str, **fields: Any) -> dict[str, Any]:
+    """A request for a stream of fixed length."""
+    text = prose("relay", 300)
+    content = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    greedy = {"temperature": 0, "ignore_eos": True, "max_tokens": TOKENS}
+    return {"model": model, "stream": True, "stream_options": {"include_usage": True}, **content, **greedy, **fields}
+
+
+@contextlib.asynccontextmanager
+async def streaming(through: Gateway, path: str, body: Mapping[str, Any]) -> AsyncIterator[Stream]:
+    """Send a request through the relay and read its answer as it comes."""
+    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as http,
+        http.post(f"{through.url}{path}", json=body, headers=RELAYED) as response,
+    ):
+        yield Stream(response)
+
+
+async def whole(through: Gateway, path: str, body: Mapping[str, Any]) -> Stream:
+    """An answer that nothing disturbs."""
+    async with streaming(through, path, body) as stream:
+        return await stream.rest()
+
+
+async def lost_at(
+    through: Gateway, engines: list[VllmEngine], path: str, body: Mapping[str, Any], position: int, lose: Lose
+) -> tuple[Stream, VllmEngine]:
+    """An answer whose engine is lost once so many tokens have come, and that engine."""
+    async with streaming(through, path, body) as stream:
+        await stream.tokens(position)
+        running = await through.of_engines(ENGINE_RUNNING)
+        [serving] = [engine for engine, count in zip(engines, running, strict=True) if count]
+        await lose(serving)
+        return await stream.rest(), serving
+
+
+def assert_same(seen: Stream, expected: Stream, path: str) -> None:
+    """Text, usage and form are those of the undisturbed answer."""
+    assert seen.text == expected.text
+    assert seen.done
+    assert [counts(one) for one in seen.usages] == [counts(one) for one in expected.usages]
+    assert seen.form == (1, int(path == CHAT), ["length"])
+
+
+@contextlib.contextmanager
+def frozen(engine: VllmEngine) -> Iterator[None]:
+    """Every process of an engine stands still for a while."""
+    os.killpg(engine.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(engine.pid, signal.SIGCONT)
+
+
+async def resumed(through: Gateway, form: str) -> float:
+    """Answers continued in a form."""
+    async with aiohttp.ClientSession() as http, http.get(through.metrics_url) as page:
+        samples = prometheus.read(await page.read(), (RESUMED,)).get(RESUMED, ())
+    return sum(one.value for one in samples if one.labels["form"] == form)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "form", "positions"),
+    [
+        (CHAT, {}, "ids", EVERYWHERE),
+        (COMPLETIONS, {}, "ids", range(2, 21, 6)),
+        # A stop text has the relay go by the text that was sent.
+        (CHAT, {"stop": ["\u2603"]}, "text", range(3, 21, 6)),
+        (COMPLETIONS, {"stop": ["\u2603"]}, "text", range(4, 21, 6)),
+    ],
+)
+async def test_an_engine_that_stands_still_is_continued_by_another(
+    relayed: Gateway,
+    engines: list[VllmEngine],
+    model_name: str,
+    path: str,
+    fields: dict[str, Any],
+    form: str,
+    positions: range,
+) -> None:
+    """At every one of twenty positions, by token ids; by text at some, where retokenizing gives the same tokens."""
+    body = request(path, model_name, **fields)
+    expected = await whole(relayed, path, body)
+    assert counts(expected.usages[-1])["completion_tokens"] == TOKENS
+    before = await resumed(relayed, form)
+    for position in positions:
+        with contextlib.ExitStack() as thaw:
+
+            async def stop(engine: VllmEngine, thaw: contextlib.ExitStack = thaw) -> None:
+                thaw.enter_context(frozen(engine))
+
+            seen, _ = await lost_at(relayed, engines, path, body, position, stop)
+        assert_same(seen, expected, path)
+    assert await resumed(relayed, form) - before >= len(positions)
+
+
+@pytest.mark.parametrize(("path", "position"), [(CHAT, 3), (COMPLETIONS, 11)])
+async def test_an_engine_that_is_killed_is_continued_by_another(
+    relayed: Gateway, engines: list[VllmEngine], model_name: str, path: str, position: int
+) -> None:
+    """SIGKILL of all its processes: its connections break."""
+    body = request(path, model_name)
+    expected = await whole(relayed, path, body)
+    seen, _ = await lost_at(relayed, engines, path, body, position, lambda one: asyncio.to_thread(one.kill))
+    assert_same(seen, expected, path)
+
+
+async def test_an_engine_whose_core_is_killed_is_continued_by_another(
+    relayed: Gateway, engines: list[VllmEngine], model_name: str
+) -> None:
+    """Its server lives on and ends the stream with an error event and `[DONE]`, which the client never sees."""
+    body = request(CHAT, model_name)
+    expected = await whole(relayed, CHAT, body)
+    seen, serving = await lost_at(relayed, engines, CHAT, body, 7, lambda one: asyncio.to_thread(one.kill_core))
+    assert_same(seen, expected, CHAT)
+    assert seen.error is None
+    await asyncio.to_thread(serving.stop)
