@@ -26,6 +26,9 @@ _COUNTED = frozenset({RouteKind.CHAT.value, RouteKind.COMPLETION.value})
 _WITHOUT_TOKENS = frozenset({RouteKind.OTHER.value})
 _UNBEGUN = frozenset({"headers", "first_token"})
 """Time limits that end a request whose first token has not come."""
+_STANDSTILLS = frozenset({"first_token", "stall"})
+"""Time limits that speak against the endpoint that the request was ended at. What tries without headers say comes from
+Envoy's own log of them, and a long answer is nobody's fault."""
 
 
 class Learner:
@@ -83,7 +86,10 @@ class Learner:
             told = answered(served, endpoint, ttft_s, counted)
             self._gossip.learn(pool.name, told)
             if self._judging is not None and endpoint:
-                self._judging.answered(pool, told.work_tokens, served, endpoint)
+                if served.stage in _STANDSTILLS:
+                    self._judging.timed_out(pool.name, endpoint)
+                else:
+                    self._judging.answered(pool, told.work_tokens, served, endpoint)
 
     def _counted(self, served: Served) -> float:
         """Output tokens by the bytes of the answer, of one without usage; -1 otherwise, and where that is not known."""

@@ -13,6 +13,7 @@ from functools import partial
 from extproc import deciding
 from extproc.choose.fleet import Pool
 from extproc.clock import Clock
+from extproc.config import Config
 from extproc.config_overload import TenantShare
 from extproc.deciding import Asked
 from extproc.envoy.contract import Call
@@ -39,6 +40,9 @@ class Overload:
         self._metrics = metrics
         self._clock = clock
         self._ids = itertools.count()
+        self._own = f"{around.replica}-"
+        self._known: Config | None = None
+        self._watched: set[str] = set()
         self.lines: Mapping[str, WaitingLine] = {
             pool: WaitingLine(pool, around, QueueBoard(around.store, pool, around.replica, clock), metrics, clock)
             for pool in around.knowledge
@@ -48,7 +52,11 @@ class Overload:
 
     def watches(self, pool: str) -> bool:
         """See `Gate.watches`."""
-        return rules_in(self._around.config, pool).action != "pass"
+        config = self._around.config
+        if config is not self._known:
+            self._known = config
+            self._watched = {name for name in config.pools if rules_in(config, name).action != "pass"}
+        return pool in self._watched
 
     async def admit(self, asked: Asked, pool: Pool, subset: AbstractSet[str] | None, call: Call) -> Admitted:
         """See `Gate.admit`."""
@@ -65,7 +73,8 @@ class Overload:
         if (await line.full.look(pool, rules.saturation, subset)).open:
             line.full.passes(sequences, entry.prompt_tokens)
             return Admitted(pool.name, sequences, entry.prompt_tokens)
-        if rules.action == "fallback":
+        # Only the pool that has a stored response can continue it.
+        if rules.action == "fallback" and not asked.request.previous_response:
             self._metrics.shed(pool.name, "fell_back")
             return Admitted(pool.name, 0, model=rules.fallback)
         self._metrics.shed(pool.name, "rejected")
@@ -103,7 +112,7 @@ class Overload:
 
     def _heard(self, pool: str, charge_id: str, _endpoint: str) -> None:
         """A request was answered; those of this worker are counted as they are settled."""
-        if not charge_id.startswith(f"{self._around.replica}-"):
+        if not charge_id.startswith(self._own):
             self.lines[pool].drain.note(self._clock.monotonic())
             self.lines[pool].wake()
 

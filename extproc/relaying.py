@@ -65,12 +65,15 @@ async def serving(config: Config) -> AsyncIterator[Server]:
     # A handler is cancelled when its client leaves: the engine stops generating then, not at the next write.
     runner = web.AppRunner(server.app(), access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
+    address = addresses.relay(config)
     try:
-        await _listen(runner, addresses.relay(config))
+        await _listen(runner, address)
         yield server
     finally:
         await runner.cleanup()
         await gateway.close()
+        if address.startswith("unix:"):
+            await asyncio.to_thread(Path(address.removeprefix("unix:")).unlink, missing_ok=True)
 
 
 async def _listen(runner: web.AppRunner, address: str) -> None:

@@ -17,8 +17,11 @@ _EVERY_S = 0.5
 _STILL_S = 0.05
 """A changed file is taken once it has been the same for so long."""
 _FIXED = ("gateway", "redis", "timeouts", "retries", "relay")
-_ENVOYS = ("local_requests_per_s", "before_body")
-"""What of `rate_limits` Envoy's own configuration has."""
+_ENVOYS = (
+    ("breakers", ("max_requests", "max_pending")),
+    ("rate_limits", ("local_requests_per_s", "before_body")),
+)
+"""What of these sections Envoy's own configuration alone has."""
 _PRIORS = ("prefill_tokens_per_s", "kv_tokens", "bytes_per_token")
 
 log = logging.getLogger(__name__)
@@ -59,7 +62,9 @@ def needs_restart(old: Config, new: Config) -> list[str]:
         parts.append("routing.block_tokens")
     if old.telemetry.access_log_flush_ms != new.telemetry.access_log_flush_ms:
         parts.append("telemetry.access_log_flush_ms")
-    parts += [f"rate_limits.{key}" for key in _ENVOYS if _of(old, key) != _of(new, key)]
+    for section, keys in _ENVOYS:
+        before, after = getattr(old, section), getattr(new, section)
+        parts += [f"{section}.{key}" for key in keys if getattr(before, key) != getattr(after, key)]
     parts += [
         f"pools.{name}.{prior}"
         for name, pool in old.pools.items()
@@ -123,10 +128,6 @@ class Watcher:
         return overlay(parse(content, self._path), self._settings)
 
 
-def _of(config: Config, key: str) -> object:
-    return getattr(config.rate_limits, key)
-
-
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -155,10 +156,11 @@ def _without_fixed(old: Config, new: Config) -> Config:
         retries=old.retries,
         relay=old.relay,
         overload=new.overload,
-        rate_limits=msgspec.structs.replace(
-            new.rate_limits,
-            before_body=old.rate_limits.before_body,
-            local_requests_per_s=old.rate_limits.local_requests_per_s,
-        ),
         telemetry=new.telemetry,
+        **{
+            section: msgspec.structs.replace(
+                getattr(new, section), **{key: getattr(getattr(old, section), key) for key in keys}
+            )
+            for section, keys in _ENVOYS
+        },
     )

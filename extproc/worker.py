@@ -230,6 +230,7 @@ async def _close(parts: Parts, background: Sequence[asyncio.Task[None]]) -> None
     await parts.pulse.close()
     await parts.ending.close()
     await parts.quotas.close()
+    await parts.overload.close_after(0.0)
     await parts.gossip.leave()
     for pool in parts.around.config.pools:
         await parts.store.release(pool, parts.around.replica)

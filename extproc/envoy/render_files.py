@@ -48,6 +48,18 @@ def _body_limit(rendered: Rendered) -> Json:
     }
 
 
+def _request_limits(rendered: Rendered) -> Json:
+    manager = _manager(rendered)
+    return {
+        "max_request_headers_kb": manager["max_request_headers_kb"],
+        "common_http_protocol_options": {
+            "max_headers_count": manager["common_http_protocol_options"]["max_headers_count"]
+        },
+        "request_headers_timeout": manager["request_headers_timeout"],
+        "request_timeout": manager["request_timeout"],
+    }
+
+
 PARTS: Mapping[str, Part] = {
     "forged-headers": (
         "Field of the HTTP connection manager: what only Warmpath may say is removed first of all.",
@@ -56,6 +68,14 @@ PARTS: Mapping[str, Part] = {
     "body-limit": (
         "Fields of the listener and of the virtual host: a large body is held, a small buffer a connection is enough.",
         _body_limit,
+    ),
+    "request-limits": (
+        "Fields of the HTTP connection manager: headers, and the time that a request may take to arrive.",
+        _request_limits,
+    ),
+    "overload": (
+        "Field of the bootstrap: connections and memory of all clients together.",
+        lambda rendered: {"overload_manager": rendered["overload_manager"]},
     ),
     "decompression": (
         "HTTP filter before ext_proc: sidecar and engine see plain JSON.",

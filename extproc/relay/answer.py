@@ -111,8 +111,8 @@ class Answer:
         if not kept:
             return []
         event = {**event, **self._head, "choices": kept}
-        if self._asked.usage_always:
-            event["usage"] = self._usage_now(final=False)
+        if self._asked.usage_always and (now := self._usage_now(final=False)):
+            event["usage"] = now
         self.sent = True
         return [event_of(msgspec.json.encode(event))]
 
@@ -124,8 +124,8 @@ class Answer:
             delta: _Json = {"delta": {}} if self._asked.api == "chat" else {"text": ""}
             choice = {"index": 0, **delta, "logprobs": None, "finish_reason": "length", "stop_reason": None}
             events.append({**self._head, "choices": [choice]})
-        if self._asked.usage:
-            events.append({**self._head, "choices": [], "usage": self._usage_now(final=True)})
+        if self._asked.usage and (told := self._usage_now(final=True)):
+            events.append({**self._head, "choices": [], "usage": told})
         return [*(event_of(msgspec.json.encode(event)) for event in events), event_of(DONE)]
 
     def _failed(self, event: _Json) -> list[bytes]:
@@ -257,8 +257,8 @@ class Answer:
         told = (self._usage or {}).get("completion_tokens")
         self.received.tokens = self._before + (told if isinstance(told, int) else self._by_events)
 
-    def _usage_now(self, *, final: bool) -> _Json:
-        """The client's prompt once, and every token that was generated for it.
+    def _usage_now(self, *, final: bool) -> _Json | None:
+        """The client's prompt once, and every token that was generated for it; None while nobody told of the prompt.
 
         An answer of one engine has that engine's own usage. Of one that was continued nobody knows which prompt tokens
         were cached, so no details are told.
@@ -266,8 +266,10 @@ class Answer:
         if not self._continues and self._usage is not None:
             return self._usage
         prompt = self._prompt_tokens
+        if prompt is None and self.received.prompt_ids is not None:
+            prompt = len(self.received.prompt_ids)
         if prompt is None:
-            prompt = len(self.received.prompt_ids or ())
+            return None
         usage: _Json = {
             "prompt_tokens": prompt,
             "total_tokens": prompt + self.received.tokens,

@@ -23,6 +23,7 @@ _HOP_BY_HOP: Final = frozenset(
 """Headers of one connection, not of the request (RFC 9110 section 7.6.1), and those that the client library writes."""
 _OWN: Final = frozenset({SERVED_BY, "date", "server", _REQUEST_ID})
 _CONNECT_S: Final = 5.0
+_FINISH_S: Final = 1.0
 
 Headers = Mapping[str, str]
 
@@ -61,6 +62,13 @@ class Reply:
             raise Lost("stalled") from None
         except (aiohttp.ClientError, OSError):
             raise Lost("cut") from None
+
+    async def finish(self) -> None:
+        """Let an answer whose last event has come end by itself: closed before, it would count as left by a client."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(_FINISH_S):
+                while await self._response.content.readany():
+                    pass
 
 
 class Gateway:

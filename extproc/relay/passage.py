@@ -145,18 +145,19 @@ class Passage:
             if lost is not None:
                 raise lost
             if answer.complete:
+                await reply.finish()
                 return
         if not answer.finished:
             raise Lost("cut")
 
     async def _no_stream(self, reply: Reply) -> web.Response:
         """Whatever is no stream is the client's to see, unless it has some of the answer already."""
+        if self._client.begun:
+            refused = _OK <= reply.status < _FAILED and reply.status != _BUSY
+            raise Lost("refused" if refused else "failed")
         held = bytearray()
         try:
             await self._hold(reply, held)
-            if self._client.begun:
-                refused = _OK <= reply.status < _FAILED and reply.status != _BUSY
-                raise Lost("refused" if refused else "failed")
             if self._has_failed(reply):
                 raise Lost("failed")
             return self._passed(reply, bytes(held))

@@ -113,6 +113,8 @@ class Server:
             return web.Response(status=499)
         except (BodyTooLargeError, OverloadedError, RelayError) as error:
             refused = passage is None
+            if passage is not None:
+                passage.outcome = "failed"
             return refusal(error)
         finally:
             self.metrics.closed("refused" if refused else passage.outcome if passage else "gone")

@@ -7,9 +7,9 @@ from typing import Literal
 
 from extproc.telemetry.families import Families
 
-Unknown = Literal["usage", "left", "unreadable", "lost"]
-"""Why what was taken was not corrected: nobody told what was used, the client left before an answer, the decision's
-metadata cannot be read, or the store did not answer."""
+Unknown = Literal["usage", "unreadable", "lost"]
+"""Why what was taken was not corrected: nobody told what was used, the decision's metadata cannot be read, or the store
+did not answer."""
 
 
 class QuotaMetrics:

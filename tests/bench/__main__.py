@@ -18,7 +18,9 @@ from tests.bench import (
     joining,
     keeper,
     latency,
+    overload,
     precise,
+    quotas,
     replay,
     scaling,
     simulator,
@@ -36,6 +38,7 @@ BENCHES: dict[str, Bench] = {
     "latency": latency.bench,
     "scaling": scaling.bench,
     "store": store.bench,
+    "quotas": quotas.bench,
     "footprint": footprint.bench,
     "keeper": keeper.bench,
     "events": events.bench,
@@ -43,6 +46,7 @@ BENCHES: dict[str, Bench] = {
     "replay": replay.bench,
     "tokens": tokens.bench,
     "precise": precise.bench,
+    "overload": overload.bench,
 }
 
 

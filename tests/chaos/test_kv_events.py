@@ -8,7 +8,7 @@ import zmq
 
 from extproc.clock import SystemClock
 from extproc.config import EventSettings, ProfileMode
-from extproc.fleet import kv_inlet
+from extproc.fleet import kv_zmq
 from extproc.fleet.asking import new_session
 from extproc.state.endpoint import EndpointState, Source
 from tests.chaos.kv_scene import AT, Begin, Scene, Shelf
@@ -124,7 +124,7 @@ async def test_a_gap_beyond_the_replay_buffer_begins_anew(begin: Begin, mode: Pr
 
 async def test_a_reader_that_does_not_keep_up_makes_up_for_it(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its queue had no room for is replayed, by an engine that drops answers too when they are not fetched."""
-    monkeypatch.setattr(kv_inlet, "QUEUED", 100)
+    monkeypatch.setattr(kv_zmq, "_REPLAYED", 100)
     with Publisher(hwm=100) as engine:
         scene = await begin(engine.source(), running=False)
         async with new_session("test") as session:

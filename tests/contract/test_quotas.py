@@ -122,7 +122,7 @@ async def test_a_window_that_is_over_is_not_corrected(world: World) -> None:
     at = taken.at - 32 * quotas.DAY_S
     for difference in (-40.0, 40.0):
         await store.correct(Correction(at, [window("a", difference, 100.0)]))
-    assert (await levels(world, window("a", 0.0, 100.0)))[0] == 50.0
+        assert (await levels(world, window("a", 0.0, 100.0)))[0] == 50.0
 
 
 async def test_a_key_is_one_requests_until_it_ends(world: World) -> None:

@@ -179,6 +179,12 @@ class Gateway:
             received += await response.read()
             return Reply(response.status, received, response.headers["x-request-id"], headers_s, first_byte_s)
 
+    async def picked(self, request_id: str) -> int:
+        """Number of the engine that was picked for a request."""
+        page = self._stack.metrics_url.replace("/metrics", f"/decisions/{request_id}")
+        async with self._http.get(page) as answer:
+            return self._engines.index(msgspec.json.decode(await answer.read(), type=Explanation).pick)
+
     async def predicted(self, request_id: str) -> Predicted:
         """What the decision of an answered request expected, as `warmpath explain --id` tells it."""
         page = self._stack.metrics_url.replace("/metrics", f"/decisions/{request_id}")
@@ -214,8 +220,9 @@ class Gateway:
         answers 503.
         """
         before = await self._totals()
-        models = await self.send("GET", "/v1/models")
-        return models.status == 200 and (await self._totals())[DECISIONS] > before[DECISIONS]
+        one_token = {"model": self._model, "prompt": "?", "max_tokens": 1}
+        answer = await self.send("POST", "/v1/completions", one_token)
+        return answer.status == 200 and (await self._totals())[DECISIONS] > before[DECISIONS]
 
     async def of_engines(self, name: str) -> tuple[float, ...]:
         """One metric of each engine, from its own page; engines in their given order."""

@@ -13,12 +13,13 @@ import pytest
 
 from extproc.engines import prometheus
 from tests.acceptance.governance.relayed import CHAT, COMPLETIONS, RELAYED, Stream, counts
-from tests.engines.gateway import ENGINE_RUNNING, REQUEST_TIMEOUT_S, Gateway, gateway, prose
+from tests.engines.gateway import REQUEST_TIMEOUT_S, Gateway, gateway, prose
 from tests.engines.vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.vllm
 
-TOKENS = 24
+# Far more than are received before an engine is lost: it must not have ended by then.
+TOKENS = 150
 STALL_S = 3.0
 EVERYWHERE = range(1, 21)
 RESUMED = "warmpath_relay_resumed_total"
@@ -64,11 +65,10 @@ async def lost_at(
 ) -> tuple[Stream, VllmEngine]:
     """An answer whose engine is lost once so many tokens have come, and that engine."""
     async with streaming(through, path, body) as stream:
+        picked = await through.picked(stream.response.headers["x-request-id"])
         await stream.tokens(position)
-        running = await through.of_engines(ENGINE_RUNNING)
-        [serving] = [engine for engine, count in zip(engines, running, strict=True) if count]
-        await lose(serving)
-        return await stream.rest(), serving
+        await lose(engines[picked])
+        return await stream.rest(), engines[picked]
 
 
 def assert_same(seen: Stream, expected: Stream, path: str) -> None:

@@ -12,7 +12,6 @@ import resource
 import sys
 from collections import Counter
 
-import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
@@ -52,7 +51,7 @@ class Flood:
     async def http2(self, streams: int) -> None:
         """So many requests on one connection."""
         reader, writer = await asyncio.open_connection(*self._at)
-        connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        connection = h2.connection.H2Connection()
         connection.initiate_connection()
         head = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", PATH)]
         left = dict.fromkeys(range(1, 2 * streams, 2), self._size)
@@ -85,7 +84,8 @@ class Flood:
         for event in events:
             if isinstance(event, h2.events.ResponseReceived):
                 told = dict(event.headers or ())
-                self.ended[f"{told[':status']} {told.get('x-warmpath-reason', '')}".strip()] += 1
+                status, reason = told[b":status"].decode(), told.get(b"x-warmpath-reason", b"").decode()
+                self.ended[f"{status} {reason}".strip()] += 1
                 open_streams.discard(event.stream_id or 0)
             elif isinstance(event, h2.events.StreamReset) and event.stream_id in open_streams:
                 self.ended["reset"] += 1

@@ -9,10 +9,8 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
-import h2.config
 import h2.connection
 import h2.events
-import h2.settings
 import pytest
 import pytest_asyncio
 
@@ -189,7 +187,7 @@ class Http2:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self.h2 = h2.connection.H2Connection()
         self.h2.initiate_connection()
         self.ended: Counter[str] = Counter()
         self.closed = False
@@ -212,7 +210,7 @@ class Http2:
                 return
             for event in self.h2.receive_data(data):
                 if isinstance(event, h2.events.ResponseReceived):
-                    self.ended[str(dict(event.headers or ())[":status"])] += 1
+                    self.ended[dict(event.headers or ())[b":status"].decode()] += 1
                 elif isinstance(event, h2.events.StreamReset):
                     self.ended["reset"] += 1
                 elif isinstance(event, h2.events.ConnectionTerminated):

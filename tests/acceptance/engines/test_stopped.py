@@ -93,12 +93,20 @@ def rung(asked: Asked) -> str:
     return asked.pick.matched_by
 
 
+async def decided(here: Stand, answer: Answer) -> Asked | None:
+    """An answered request with its decision; None when Envoy sent it on without one."""
+    assert answer.status == 200
+    told = await inner.recall(here.worker, answer.headers["x-request-id"])
+    return Asked(answer, msgspec.json.decode(told.body, type=Explanation)) if told.status == 200 else None
+
+
 async def exact(here: Stand, seed: int) -> None:
     """Predictions are exact again, without a restart."""
-    talks = Talks(here, POOL, seed + 1000)
+    prompt = f"{seed} and much the same " * 40
 
     async def used() -> bool:
-        return rung(await talks.turn()) == "precise"
+        asked = await decided(here, await here.local.ask(CHAT, body_of(POOL, prompt)))
+        return asked is not None and rung(asked) == "precise"
 
     await until_async(used)
     tried = await Talks(here, POOL, seed).compare(40)
@@ -172,10 +180,8 @@ async def test_a_worker_that_stands_still(here: Stand) -> None:
     answers += [await here.local.ask(CHAT, body_of(POOL, prompt)) for prompt in OLD]
     assert [each.status for each in answers] == [200] * 2 * len(OLD)
     for each in answers:
-        told = await inner.recall(here.worker, each.headers["x-request-id"])
-        if told.status == 200:
-            asked = Asked(each, msgspec.json.decode(told.body, type=Explanation))
-            assert rung(asked) == "estimated" or asked.predicted <= asked.reported
+        asked = await decided(here, each)
+        assert asked is None or rung(asked) == "estimated" or asked.predicted <= asked.reported
     await here.idle(POOL)
     await exact(here, 30)
     assert here.local.workers() == [worker]

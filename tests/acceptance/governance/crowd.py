@@ -113,15 +113,18 @@ async def _at_rate(http: aiohttp.ClientSession, url: str, crowd: Crowd, tally: T
 
 
 async def ask(http: aiohttp.ClientSession, url: str, crowd: Crowd, tally: Tally) -> Got:
-    """Send one request of a crowd."""
+    """Send one request of a crowd; one that is not answered in time, or not whole, counts with status 0."""
     loop = asyncio.get_running_loop()
     prompt = f"{next(_NUMBERS)} clients stand before a gate that lets few in"
     body = chat_body(prompt, max_tokens=crowd.tokens, ignore_eos=True)
     headers = {"content-type": "application/json", **crowd.headers}
     began = loop.time()
-    async with http.post(f"{url}{CHAT}", data=body, headers=headers) as answer:
-        await answer.read()
-        told = {name.lower(): text for name, text in answer.headers.items()}
-        got = Got(crowd.name, answer.status, began, loop.time(), told)
+    try:
+        async with http.post(f"{url}{CHAT}", data=body, headers=headers) as answer:
+            await answer.read()
+            told = {name.lower(): text for name, text in answer.headers.items()}
+            got = Got(crowd.name, answer.status, began, loop.time(), told)
+    except (aiohttp.ClientError, TimeoutError):
+        got = Got(crowd.name, 0, began, loop.time(), {})
     tally.answers.append(got)
     return got

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BATCH = 6
 ENGINES = ("--max-num-seqs", str(BATCH), "--step-ms", "25", "--per-seq-ms", "0")
-WARM_S, MEASURED_S = 1.5, 4.0
+WARM_S, MEASURED_S = 1.5, 3.0
+FULL_S = 4.0
+"""Engines that show no queue get all that comes, and some have to work that off first."""
 WAIT_S = 2.0
 SMALL = "small"
 
@@ -53,11 +55,13 @@ class Scene(msgspec.Struct, frozen=True):
         headers = {"authorization": f"Bearer {self.keys[tenant]}"}
         return Crowd(name=tenant, clients=clients, headers=headers, **more)
 
-    async def measure(self, *crowds: Crowd, seconds: float = MEASURED_S) -> tuple[Tally, float, float]:
+    async def measure(
+        self, *crowds: Crowd, seconds: float = MEASURED_S, warm_s: float = WARM_S
+    ) -> tuple[Tally, float, float]:
         """Let crowds ask; what they got, and the time that counts."""
         loop = asyncio.get_running_loop()
         async with asking(self.local.url, crowds) as tally:
-            await asyncio.sleep(WARM_S)
+            await asyncio.sleep(warm_s)
             began = loop.time()
             await asyncio.sleep(seconds)
             ended = loop.time()
@@ -151,22 +155,14 @@ async def test_fallbacks_answer_what_is_too_much(scene: Scene, measured: list[st
     assert during >= 1.6 * scene.capacity[0]
 
 
-async def test_tenants_get_equal_shares_though_one_asks_ten_times_as_much(scene: Scene, measured: list[str]) -> None:
-    """Both always have requests waiting: their shares differ by less than a tenth."""
-    await scene.use(action="queue", queue={"max_wait_s": 60}, saturation={"waiting": 1})
-    tally, began, ended = await scene.measure(scene.crowd("a", clients=120), scene.crowd("b", clients=12))
-    a, b = (tally.per_s(began, ended, name) for name in "ab")
-    measured.append(f"overload, two tenants of 120 and 12 clients: {a:.1f} and {b:.1f} answers/s")
-    assert abs(a - b) <= 0.1 * max(a, b) + 1.0
-    assert a + b >= 0.9 * scene.capacity[0]
-
-
 async def test_low_priority_still_moves(scene: Scene, measured: list[str]) -> None:
     """A tenant of the low class gets its tenth while the others could use all of it."""
     tenants = {"b": {"priority": 10}}
-    await scene.use(action="queue", queue={"max_wait_s": 60, "low_share": 0.1}, tenants=tenants)
+    await scene.use(
+        action="queue", queue={"max_wait_s": 60, "low_share": 0.1}, tenants=tenants, saturation={"waiting": 1}
+    )
     tally, began, ended = await scene.measure(
-        scene.crowd("a", clients=60), scene.crowd("b", clients=60), seconds=MEASURED_S + 2
+        scene.crowd("a", clients=60), scene.crowd("b", clients=60), seconds=5.0, warm_s=FULL_S
     )
     a, b = (tally.per_s(began, ended, name) for name in "ab")
     measured.append(f"overload, a normal and a low class of 60 clients each: {a:.1f} and {b:.1f} answers/s")

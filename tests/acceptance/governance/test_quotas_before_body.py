@@ -12,6 +12,7 @@ from extproc.envoy.rate_limit import SERVICE
 from tests.acceptance.governance.tenants import Tenants, tenants
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import ask
+from tests.ports import free_port
 from tests.unit.envoy.gateway import connected
 from tests.waiting import until
 
@@ -29,7 +30,8 @@ RULES = [
 async def shop(journal: Journal, folder: Path) -> AsyncIterator[Tenants]:
     """The site; its second Envoy passes on two requests a second."""
     sections = {"rate_limits": {"rules": RULES, "before_body": True}}
-    envoys = ((), ("rate_limits.local_requests_per_s=2",))
+    listens = [f"gateway.{name}=127.0.0.1:{free_port()}" for name in ("listen", "admin")]
+    envoys = ((), (*listens, "rate_limits.local_requests_per_s=2"))
     async with tenants(journal, folder, ("one", "both", "free", "foreign"), sections, envoys) as running:
         yield running
 

@@ -158,6 +158,34 @@ async def test_an_engine_is_let_go_when_the_client_leaves(site: Site) -> None:
     await until_async(let_go)
 
 
+async def test_what_the_sidecar_learns_is_what_it_learns_without_a_relay(site: Site) -> None:
+    """Each try ends as an ordinary request does: answered, with the engine's own usage."""
+    body = request(CHAT, "Learn.", MODEL, TOKENS)
+    before: tuple[float, ...] = ()
+
+    async def known() -> tuple[float, ...]:
+        labels: list[dict[str, str]] = [{"outcome": "ok"}, {"outcome": "disconnected"}]
+        requests = [await site.local.metric("warmpath_requests_total", pool=POOL, **one) for one in labels]
+        return (*requests, await site.local.metric("warmpath_output_tokens_total", pool=POOL))
+
+    async def settled() -> bool:
+        nonlocal before
+        last, before = before, await known()
+        return last == before and await site.local.in_flight() == 0
+
+    await until_async(settled)
+    ok, left, tokens = before
+    for _ in range(5):
+        async with streaming(site.local, CHAT, body) as stream:
+            await stream.rest()
+
+    async def learnt() -> bool:
+        return (await known())[0] == ok + 5
+
+    await until_async(learnt)
+    assert await known() == (ok + 5, left, tokens + 5 * TOKENS)
+
+
 async def relayed(local: Local) -> float:
     """Requests that went through the relay."""
     return await local.metric(RELAY)

@@ -151,10 +151,43 @@ def test_failing_closed_and_the_message_timeout_are_explicit() -> None:
     assert ext_proc(rendered())["failure_mode_allow"] is True
 
 
+def test_only_limits_of_stages_have_running_requests_told() -> None:
+    """Without one, Envoy writes entries of requests at a further attempt alone, and no tag that nobody reads."""
+    for more, told in (("", False), ("timeouts: {stall_s: 5}", True), ("timeouts: {rules: [{headers_s: 1}]}", True)):
+        ended, running = (
+            one for one in manager(rendered(more))["access_log"] if one["name"] == "envoy.access_loggers.http_grpc"
+        )
+        expression = running["filter"]["and_filter"]["filters"][1]["extension_filter"]["typed_config"]["expression"]
+        assert expression.startswith("upstream.request_attempt_count > 1")
+        assert ("stall_s" in expression, "first_token_s" in expression) == (told, told)
+        tags = [one["tag"] for one in ended["typed_config"]["common_config"]["custom_tags"]]
+        assert tags == ["first_body_us", *(["emitted_s", "sent_us"] if told else [])]
+        assert ended["typed_config"] == running["typed_config"], "two loggers would tell two workers"
+        rules = ext_proc(rendered(more))["mutation_rules"]
+        assert rules.get("allow_envoy", False) == told
+
+
+def test_the_longest_time_of_any_rule_bounds_streams() -> None:
+    """Envoy's limit on all streams lets through what a rule allows; the route's is the default."""
+    whole = rendered("timeouts: {request_s: 60, rules: [{request_s: 90}]}")
+    assert manager(whole)["common_http_protocol_options"]["max_stream_duration"] == "90s"
+    assert routes(whole)["picked"]["timeout"] == "60s"
+    unlimited = rendered("timeouts: {request_s: 60, rules: [{request_s: 0}]}")
+    assert "max_stream_duration" not in manager(unlimited)["common_http_protocol_options"]
+
+
+def test_retries_have_a_budget() -> None:
+    """Of pools alone: the sidecar's own clusters are retried otherwise."""
+    whole = rendered("retries: {budget_percent: 30, min_concurrent: 7}")
+    [limits] = cluster(whole, "large")["circuit_breakers"]["thresholds"]
+    assert limits["retry_budget"] == {"budget_percent": {"value": 30.0}, "min_retry_concurrency": 7}
+    assert "retry_budget" not in cluster(whole, "warmpath_workers")["circuit_breakers"]["thresholds"][0]
+
+
 def test_zero_retries_leave_no_retry_policy() -> None:
     """A policy with zero retries would still buffer bodies for them."""
     assert "retry_policy" not in routes(rendered("retries: {max: 0}"))["picked"]
-    assert routes(rendered("retries: {max: 3}"))["picked"]["retry_policy"]["num_retries"] == 3
+    assert routes(rendered("retries: {max: 2}"))["picked"]["retry_policy"]["num_retries"] == 2
 
 
 def test_zero_timeouts_switch_limits_off() -> None:

@@ -1,12 +1,13 @@
 """Sockets for KV events: what is bound and connected to, and how much is fetched."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 import zmq
 
 from extproc.errors import EngineError
-from extproc.fleet import kv_inlet, kv_zmq
+from extproc.fleet import kv_zmq
 from extproc.fleet.kv_address import Place
 from extproc.fleet.kv_zmq import Sockets
 from tests.ports import free_port
@@ -120,79 +121,93 @@ def test_a_process_without_sockets_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         sockets.close()
 
 
-@pytest.mark.parametrize("way", ["published", "replayed"])
-async def test_what_is_queued_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """An engine that tells more than is fetched keeps the rest itself: libzmq counts messages, not what they take."""
-    monkeypatch.setattr(kv_inlet, "QUEUED_BYTES", 16 << 20)
+LONG = [b"", bytes(8), bytes(1 << 20)]
+"""A message of 1 MiB."""
+
+
+async def test_what_is_published_and_not_fetched_is_bounded() -> None:
+    """An engine that tells more than is fetched keeps the rest itself: libzmq takes so many messages, and no more."""
     sockets, at = Sockets(), Place(f"tcp://127.0.0.1:{free_port()}", True)
     stream = sockets.subscribe(at, "")
-    message = [b"", bytes(8), bytes(1 << 20)]
-    with zmq.Context() as context, context.socket(zmq.PUB) as engine, context.socket(zmq.ROUTER) as router:
-        for socket in (engine, router):
-            socket.linger, socket.sndhwm = 0, 1000
+    with zmq.Context() as context, context.socket(zmq.PUB) as engine:
+        engine.linger, engine.sndhwm = 0, 1000
         engine.connect(at.address)
-        replay = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
-        stream.ask(replay, 0)
-        client: list[bytes] = []
 
-        def asked() -> bool:
-            if router.poll(0):
-                client.append(router.recv_multipart()[0])
-            return bool(client)
-
-        await until(asked)
-
-        def send() -> None:
-            if way == "published":
-                engine.send_multipart(message)
-            else:
-                router.send_multipart([client[0], b"", *message])
-
-        def fetch() -> int:
-            return len(stream.frames(256)) if way == "published" else len(stream.answers(256))
-
-        def first() -> bool:
-            send()
-            return fetch() > 0
+        def subscribed() -> bool:
+            engine.send_multipart(LONG)
+            return len(stream.frames(256)) > 0
 
         try:
-            await until(first)
-            for _ in range(10):
-                await asyncio.sleep(0.02)
-                fetch()
+            await until(subscribed)
             for _ in range(200):
-                send()
+                engine.send_multipart(LONG)
             await asyncio.sleep(0.5)
             engine.close()
-            router.close()
             await asyncio.sleep(0.2)
-            came, more = 0, 1
-            while more:
-                more = fetch()
-                came += more
-            # 8 in the queue of each of two sockets, and what the kernel's own buffers hold.
-            assert 4 <= came <= 48
+            # Those in the queue, and what the kernel's own buffers hold.
+            assert 16 <= fetched(lambda: len(stream.frames(256))) <= 110
         finally:
             sockets.close()
 
 
-def test_sockets_share_the_memory() -> None:
-    """A fleet of a hundred engines takes no more than one; what closes gives its part back."""
+async def test_what_is_replayed_and_not_fetched_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that turn out to be long are asked for again by a socket that keeps few of them."""
+    monkeypatch.setattr(kv_zmq, "_REPLAYED_BYTES", 64 << 20)
+    sockets = Sockets()
+    stream = sockets.subscribe(Place("tcp://127.0.0.1:1", False), "")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as engine:
+        engine.linger, engine.sndhwm = 0, 1000
+        clients: list[bytes] = []
+        stream.ask(f"tcp://127.0.0.1:{engine.bind_to_random_port('tcp://127.0.0.1')}", 7)
+
+        def asked(times: int) -> bool:
+            if engine.poll(0):
+                client, _, start = engine.recv_multipart()
+                assert int.from_bytes(start, "big") == 7
+                clients.append(client)
+            stream.answers(256)
+            return len(clients) == times
+
+        try:
+            await until(lambda: asked(1))
+            for _ in range(6):
+                engine.send_multipart([clients[0], b"", *LONG])
+            await until(lambda: asked(2))
+            for _ in range(200):
+                engine.send_multipart([clients[1], b"", *LONG])
+            await asyncio.sleep(0.5)
+            engine.close()
+            await asyncio.sleep(0.2)
+            assert 32 <= fetched(lambda: len(stream.answers(256))) <= 96
+        finally:
+            sockets.close()
+
+
+def fetched(fetch: Callable[[], int]) -> int:
+    """How many come until none does."""
+    came = 0
+    while more := fetch():
+        came += more
+    return came
+
+
+def test_replays_share_the_memory() -> None:
+    """A keeper that starts beside a hundred engines asks all of them at once; what ends gives its part back."""
     sockets = Sockets()
     try:
-        alone = sockets.subscribe(Place("tcp://127.0.0.1:20000", False), "")
-        most = queued(alone)
-        others = [sockets.subscribe(Place(f"tcp://127.0.0.1:{port}", False), "") for port in range(20_001, 20_100)]
-        assert alone.frames(1) == []
-        assert queued(alone) * 100 * kv_inlet._USUAL_BYTES <= kv_inlet.QUEUED_BYTES
-        for each in others:
-            each.close()
-        assert alone.frames(1) == []
-        assert queued(alone) == most == kv_inlet.QUEUED
+        streams = [sockets.subscribe(Place(f"tcp://127.0.0.1:{port}", False), "") for port in range(20_000, 20_100)]
+        kept = []
+        for stream in streams:
+            stream.ask("tcp://127.0.0.1:1", 0)
+            assert stream._dealer is not None
+            kept.append(int(stream._dealer.rcvhwm))
+        assert kept[0] == kv_zmq._REPLAYED
+        assert sum(kept) * kv_zmq._USUAL_BYTES <= 6 * kv_zmq._REPLAYED_BYTES
+        for stream in streams:
+            stream.close()
+        again = sockets.subscribe(Place("tcp://127.0.0.1:1", False), "")
+        again.ask("tcp://127.0.0.1:1", 0)
+        assert again._dealer is not None
+        assert again._dealer.rcvhwm == kv_zmq._REPLAYED
     finally:
         sockets.close()
-
-
-def queued(stream: kv_zmq.Stream) -> int:
-    """How many messages libzmq queues for a stream."""
-    return int(stream._subscription._socket.rcvhwm)

@@ -161,9 +161,10 @@ def test_an_answer_is_the_same_wherever_its_engines_are_lost(
     assert len(seen.ids) == 1
     assert seen.roles == (api == "chat")
     assert seen.reasons == ["stop"]
-    [told] = seen.usages
-    assert (told["prompt_tokens"], told["completion_tokens"]) == (len(PROMPT_IDS), len(tokens))
-    assert told["total_tokens"] == len(PROMPT_IDS) + len(tokens)
+    if seen.usages or ids or running:
+        [told] = seen.usages
+        assert (told["prompt_tokens"], told["completion_tokens"]) == (len(PROMPT_IDS), len(tokens))
+        assert told["total_tokens"] == len(PROMPT_IDS) + len(tokens)
     assert {one.form for one in sent} <= {"whole", "ids" if ids else "text"}
 
 
@@ -306,6 +307,13 @@ def test_an_engine_lost_after_the_last_token_leaves_the_answer_whole() -> None:
     seen = Seen([*pieces, *answer.close()])
     assert (seen.text, seen.reasons) == ("ab", ["length"])
     assert seen.usages == [usage(3, 2)]
+
+
+def test_usage_that_nobody_told_is_not_made_up() -> None:
+    """An engine that tells it at the end alone was lost just before: the text is whole, its cost unknown."""
+    engine = Engine(["a", "b"], ids=False, running=False)
+    seen, _ = relayed(request("completion"), engine, [2])
+    assert (seen.text, seen.reasons, seen.usages) == ("ab", ["stop"], [])
 
 
 def test_an_answer_beyond_the_bound_is_passed_on_but_not_kept() -> None:

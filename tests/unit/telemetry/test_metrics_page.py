@@ -216,3 +216,9 @@ def test_the_page_has_no_creation_times() -> None:
 def test_outcomes(status: int, flags: tuple[str, ...], expected: str) -> None:
     """A client that left is the client's doing whatever status was sent; else the status decides."""
     assert outcome_of(status, flags) == expected
+
+
+@pytest.mark.parametrize("status", [200, 504])
+def test_a_time_limit_is_an_outcome_of_its_own(status: int) -> None:
+    """A stream that a limit broke off had status 200 long before: it is not well for that."""
+    assert outcome_of(status, (), "stall") == "time_limit"

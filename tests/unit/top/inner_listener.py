@@ -21,6 +21,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
             last piece again and again.
         kind: content type.
         served: engine that answers.
+        late_s: silence between the last piece and the end.
         silent: nothing comes, not even a status.
     """
 
@@ -30,6 +31,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     then: Literal["end", "cut", "hang", "flood"] = "end"
     kind: str = "text/event-stream"
     served: str = "10.0.0.1:8000"
+    late_s: float = 0.0
     silent: bool = False
 
 
@@ -42,6 +44,7 @@ class Heard(msgspec.Struct):
         body: as it came.
         sent: bytes of the answer so far.
         left: whether the relay closed the connection before the end.
+        over: whether nothing more happens with it.
     """
 
     path: str
@@ -49,6 +52,7 @@ class Heard(msgspec.Struct):
     body: bytes
     sent: int = 0
     left: bool = False
+    over: bool = False
 
 
 class InnerListener:
@@ -88,6 +92,8 @@ class InnerListener:
         except (asyncio.CancelledError, ConnectionError):
             heard.left = True
             raise
+        finally:
+            heard.over = True
 
     async def _answer(self, request: web.Request, heard: Heard, play: Play) -> web.StreamResponse:
         if play.silent:
@@ -109,5 +115,6 @@ class InnerListener:
             if request.transport:
                 request.transport.abort()
             return response
+        await asyncio.sleep(play.late_s)
         await response.write_eof()
         return response

@@ -6,7 +6,9 @@ from extproc.avoiding import hinted
 from extproc.choose.fleet import Endpoint, Pool
 from extproc.envoy.contract import Call
 
-POOL = Pool("p", "predicted_ttft", tuple(Endpoint(id=f"e{n}", destination=f"10.0.0.{n}:80", rate=1.0) for n in (1, 2, 3)))
+POOL = Pool(
+    "p", "predicted_ttft", tuple(Endpoint(id=f"e{n}", destination=f"10.0.0.{n}:80", rate=1.0) for n in (1, 2, 3))
+)
 
 
 def call(avoid: str = "", subset: tuple[str, ...] | None = None) -> Call:

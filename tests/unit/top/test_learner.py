@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from extproc.choose.fleet import Endpoint
-from extproc.envoy.contract import Served
+from extproc.envoy.contract import QUEUED, Served
 from extproc.gossip import Gossip
-from extproc.learner import Learner, answered, number, uncached_tokens
+from extproc.learner import Learner, answered, engine_ttft_s, number, uncached_tokens
 from extproc.router import Surroundings
 from extproc.state import feed
 from extproc.telemetry.metrics import Metrics
@@ -51,6 +51,13 @@ def test_a_streamed_answer_teaches_work_and_time() -> None:
     taught = answered(served(), "a", 0.5)
     assert (taught.endpoint, taught.work_tokens, taught.ttft_s) == ("a", 700.0, 0.5)
     assert (taught.prompt_bytes, taught.prompt_tokens) == (4000.0, 1000.0)
+
+
+def test_the_wait_for_room_is_not_the_engines() -> None:
+    """A request that waited five seconds at the worker, and half a second for its first token."""
+    waited = served(ttft_s=5.5, metadata=METADATA | {QUEUED: 5000.0})
+    assert engine_ttft_s(waited) == 0.5
+    assert (engine_ttft_s(served()), engine_ttft_s(served(ttft_s=-1.0))) == (0.5, -1.0)
 
 
 def test_what_the_engine_counted_goes_along() -> None:
@@ -126,6 +133,29 @@ def test_other_answers_teach_no_speed(changes: dict[str, object], ttft_s: float)
 def test_only_a_prefilled_prompt_is_taken_for_cached(status: int, flags: tuple[str, ...], prefilled: bool) -> None:
     """A refused prompt is in no cache; one whose client left was prefilled, since the engine was at it."""
     assert answered(served(status=status, flags=flags), "a", -1.0).endpoint == ("a" if prefilled else "")
+
+
+@pytest.mark.parametrize(
+    ("stage", "status", "prefilled"),
+    [
+        ("headers", 504, False),
+        ("first_token", 200, False),
+        ("first_token", 504, False),
+        ("stall", 200, True),
+        ("request", 200, True),
+    ],
+)
+def test_without_a_first_token_nothing_is_taken_for_cached(stage: str, status: int, prefilled: bool) -> None:
+    """A limit that ended the request before says that the engine may have done nothing; later ones do not."""
+    taught = answered(served(stage=stage, status=status), "a", -1.0, 55.0)
+    assert taught.endpoint == ("a" if prefilled else "")
+
+
+def test_an_answer_that_was_broken_off_teaches_no_length() -> None:
+    """Its bytes are not those of a whole answer."""
+    cut = {"output_tokens": -1, "prompt_tokens": -1, "cached_tokens": -1}
+    assert answered(served(stage="stall", **cut), "a", 0.5, 55.0).output_tokens == -1.0
+    assert answered(served(**cut), "a", 0.5, 55.0).output_tokens == 55.0
 
 
 def test_a_refused_prompt_leaves_the_profile() -> None:

@@ -438,3 +438,12 @@ async def test_a_queue_is_shown() -> None:
         await worker.router.settle(worker.served[0])
         await waiting
         assert worker.counted('warmpath_queue_left_total{class="normal",outcome="granted",pool="main"} 7.0')
+
+
+async def test_who_continues_a_stored_response_is_sent_nowhere_else() -> None:
+    """Only the pool that has it can: 429 in place of an answer that knows nothing of it."""
+    async with Worker(action="fallback", fallback="s").running() as worker:
+        await worker.fill()
+        body = json.dumps({"model": "m", "input": "more", "previous_response_id": "resp_1"}).encode()
+        with pytest.raises(OverloadedError):
+            await worker.router.decide(Call("POST", "/v1/responses", {}, body))

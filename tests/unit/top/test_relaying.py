@@ -138,6 +138,13 @@ async def test_an_undisturbed_stream_passes(bench: Bench) -> None:
     assert await bench.count("warmpath_relay_requests_total", outcome="whole") == 1
 
 
+async def test_an_engine_is_let_end_its_answer(bench: Bench) -> None:
+    """A connection that is closed behind `[DONE]`, but before the end, looks like a client that left."""
+    assert (await bench.ask(msgspec.structs.replace(WHOLE, late_s=0.05))).text == "abc"
+    await until(lambda: bench.inner.heard[0].over)
+    assert not bench.inner.heard[0].left
+
+
 async def test_a_request_moves_before_anything_was_sent(bench: Bench) -> None:
     """It is asked for anew, whole, and the engine that was lost is left out."""
     answer = await bench.ask(LOST, WHOLE)

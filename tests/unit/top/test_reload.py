@@ -116,6 +116,8 @@ async def test_a_file_that_vanishes_and_returns_changes_nothing(tmp_path: Path) 
         ({"redis": {"timeout_ms": 7}}, "redis"),
         ({"timeouts": {"request_s": 7}}, "timeouts"),
         ({"retries": {"max": 1}}, "retries"),
+        ({"breakers": {"max_requests": 7}}, "breakers.max_requests"),
+        ({"breakers": {"max_pending": 7}}, "breakers.max_pending"),
         ({"gateway": {"max_body_bytes": 4096}}, "gateway"),
         ({"routing": {"block_tokens": 128}}, "routing.block_tokens"),
         ({"telemetry": {"access_log_flush_ms": 50}}, "telemetry.access_log_flush_ms"),
@@ -139,6 +141,14 @@ async def test_the_rest_of_a_change_is_taken_all_the_same(tmp_path: Path) -> Non
     assert changed is not None
     assert changed.pools["main"].endpoints == ["10.0.0.9:80"]
     assert changed.redis == bench.first.redis
+
+
+async def test_breakers_stay_as_the_file_has_them_when_something_else_is_fixed(tmp_path: Path) -> None:
+    """A change that waits for a restart does not put other sections back to their defaults."""
+    bench = Bench(tmp_path, document(breakers={"strikes": 9}))
+    changed = await bench.change(breakers={"strikes": 8, "max_requests": 7}, redis={"timeout_ms": 7})
+    assert changed is not None
+    assert (changed.breakers.strikes, changed.breakers.max_requests) == (8, 0)
 
 
 async def test_a_model_that_moves_to_a_new_pool_is_served_where_it_was(tmp_path: Path) -> None:

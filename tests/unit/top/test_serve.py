@@ -70,6 +70,36 @@ async def test_a_worker_that_dies_is_started_again_and_nothing_is_left_at_the_en
     assert "Traceback" not in running.text
 
 
+async def test_a_relay_is_started_watched_and_stopped_with_the_rest(tmp_path: Path, valkey: Valkey) -> None:
+    """Where it is enabled: killed, it comes back; its page is part of the metrics; nothing of it is left at the end."""
+    gateway = free_sidecar(socket_dir=str(tmp_path))
+    content = document(redis={"url": valkey.url}, gateway=gateway, relay={"enabled": True})
+    path = write(tmp_path / "warmpath.yaml", content)
+    admin = f"http://{gateway['sidecar']['admin']}"
+
+    async def told(page: str, words: str) -> bool:
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with http.get(f"{admin}{page}") as answer:
+                    return words in await answer.text()
+            except aiohttp.ClientError:
+                return False
+
+    async with command("serve", "--config", str(path)) as running:
+        await until_async(lambda: told("/readyz", '"relay": "ok"'))
+        assert await told("/metrics", 'warmpath_relay_open{process="relay"}')
+        (relay,) = [one for one in processes.children(running.child.pid) if " relay " in one.command]
+        os.kill(relay.pid, signal.SIGKILL)
+        await until(lambda: bool(running.said("a process died and is started again")))
+        await until_async(lambda: told("/readyz", '"relay": "ok"'))
+        family = processes.tree(running.child.pid)
+        running.child.send(signal.SIGTERM)
+        assert await running.child.wait() == 0
+        assert processes.left_of(family) == []
+        assert await asyncio.to_thread(sockets, tmp_path) == []
+    assert "Traceback" not in running.text
+
+
 async def test_a_worker_killed_while_the_file_is_broken_comes_back(tmp_path: Path, valkey: Valkey) -> None:
     """Somebody is editing and a worker dies: the new one starts with the configuration that was in use."""
     gateway = free_sidecar(socket_dir=str(tmp_path))
