@@ -70,7 +70,8 @@ class TokenSettings(Section, frozen=True, kw_only=True):
 
     Attributes:
         source: `local` reads `tokenizer`, `engine` asks the pool's own engines, `render` asks `url`; `auto` takes the
-            first of `local`, `render` and `engine` that is configured or found to answer.
+            first of `local`, `render` and `engine` that is configured or found to answer, and asks `url` or the engines
+            about chats with images, whose ids no tokenizer knows.
         tokenizer: folder with `tokenizer.json`, and `tokenizer_config.json` or `chat_template.jinja`.
         url: `http://host:port` of a render server (`vllm launch render`).
         budget_ms: longest time that a request waits for its token ids; past it, it is routed by estimated profiles.
