@@ -122,8 +122,9 @@ class Gateway(Section, frozen=True, kw_only=True):
         receive_s: how long a client may take to send a whole request before it is answered 408; 0 for no limit. A
             request without a body must be decided within it too.
         max_connections: connections of clients at once; a further one is closed. 0 for no limit.
-        max_memory_mb: heap of Envoy in MiB. From 80 % on the largest requests that are being received are reset, from
-            95 % on new ones are answered 503, from 100 % on all that is still sent over HTTP/1. 0 for no limit.
+        max_memory_mb: heap of Envoy in MiB. From 80 % on the largest requests that are being received over HTTP/2 are
+            reset, from 90 % on whatever is sent over HTTP/1 is answered 503, from 95 % on all new requests. 0 for no
+            limit.
         only_known_paths: answer 404 to paths that are neither an API that Warmpath reads nor in `routes`.
         routes: paths with rules of their own.
         body_mode: `buffered` holds the body until the pick; `duplex` is what the Endpoint Picker Protocol asks. It
@@ -142,7 +143,7 @@ class Gateway(Section, frozen=True, kw_only=True):
     max_body_bytes: BodyBytes = 32 * 1024 * 1024
     max_headers_kb: Annotated[int, Meta(ge=1, le=8192)] = 60
     max_header_count: Annotated[int, Meta(ge=10, le=10_000)] = 100
-    receive_s: NotNegative = 120.0
+    receive_s: NotNegative = 60.0
     max_connections: Annotated[int, Meta(ge=0, le=10_000_000)] = 20_000
     max_memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 4096
     only_known_paths: bool = False

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from extproc.config import Config, Gateway, Model, Pool, Sidecar, Timeouts, split_address
+from extproc.config import Config, Gateway, Model, Pool, RateLimits, Sidecar, Timeouts, split_address
 from extproc.envoy.authorize import Authorizer
 from extproc.envoy.contract import Call, Decision
 from extproc.envoy.health import Health
@@ -70,12 +70,14 @@ class Desk:
         calls: what it was asked.
         outcome: what it raises in place of a decision.
         silent_s: how long it takes.
+        metadata: metadata of its decisions.
     """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.outcome: Exception | None = None
         self.silent_s = 0.0
+        self.metadata: dict[str, str | float] = {}
 
     async def decide(self, call: Call) -> Decision:
         """See `Decider.decide`."""
@@ -83,7 +85,7 @@ class Desk:
         await asyncio.sleep(self.silent_s)
         if self.outcome is not None:
             raise self.outcome
-        return Decision(pool="main")
+        return Decision(pool="main", metadata=self.metadata)
 
     async def served(self, decision: Decision, served: str) -> None:
         """See `Decider.served`."""
@@ -222,6 +224,7 @@ async def running_gateway(
     *,
     timeouts: Timeouts | None = None,
     models: Mapping[str, Model] | None = None,
+    rate_limits: RateLimits | None = None,
     trust: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Running]:
     """An Envoy between a client and two engines.
@@ -230,6 +233,7 @@ async def running_gateway(
         gateway: its section; addresses and sockets are filled in.
         timeouts: as configured.
         models: as configured.
+        rate_limits: as configured.
         trust: how its client speaks TLS.
     """
     folder = Path(tempfile.mkdtemp(prefix="wp-"))
@@ -244,6 +248,7 @@ async def running_gateway(
             models=dict(models or {"m": Model(pool="main")}),
             pools={"main": Pool(endpoints=addresses)},
             timeouts=timeouts or Timeouts(),
+            rate_limits=rate_limits or RateLimits(),
             gateway=msgspec.structs.replace(
                 gateway or Gateway(),
                 listen=f"127.0.0.1:{free_port()}",

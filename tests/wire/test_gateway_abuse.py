@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_MB = 200
 BROKEN = ("ConnectionResetError", "BrokenPipeError")
-SLACK_MB = 60
+SLACK_MB = 30
 """What clients may have sent between two looks of Envoy at its memory."""
 
 
@@ -113,7 +113,7 @@ async def test_a_thousand_half_sent_bodies_do_not_exhaust_memory(gateway: Runnin
     assert set(ended) <= {"503 gateway_full", "408 receive_time_limit", "reset", "closed", *BROKEN}
     refused = others.answers.pop((503, "gateway_full"), 0)
     assert others.was_served(), others.answers
-    assert refused <= 0.1 * sum(others.answers.values())
+    assert refused <= 0.3 * sum(others.answers.values())
     await asyncio.sleep(0.5)
     assert await gateway.memory() < before + 20 * MIB
 

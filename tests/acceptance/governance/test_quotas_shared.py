@@ -18,13 +18,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT = 10
 ALONE = 20
 BUDGET = 5000
-NAMES = ("one", "two", "budget", "little", "alone", "free")
+DAILY = 500
+NAMES = ("one", "two", "budget", "little", "daily", "alone", "free")
 RULES = [
     # A minute gives one back: none while a test lasts.
     {"tenant": "*", "requests_per_minute": 1, "burst_s": 60 * LIMIT},
     {"tenant": "alone", "requests_per_minute": 1, "burst_s": 60 * ALONE},
     {"tenant": "budget", "tokens_per_month": BUDGET},
     {"tenant": "little", "tokens_per_day": 20},
+    {"tenant": "daily", "tokens_per_day": DAILY},
     {"tenant": "free", "requests_per_minute": 1_000_000},
 ]
 
@@ -83,6 +85,19 @@ async def test_streams_without_usage_are_charged_by_what_was_sent(shop: Tenants)
     answer = await shop.ask("budget", max_tokens=30, stream=True)
     assert answer.status == 200
     await until(lambda: before < max(shop.levels()) <= before + 2 * reported)
+
+
+async def test_a_days_budget_is_used_up_and_then_refuses_until_midnight(shop: Tenants) -> None:
+    """One after the other until it is spent, by what engines reported; the last one may need more than was left."""
+    spent, answer = [0], await shop.ask("daily", max_tokens=30)
+    while answer.status == 200:
+        spent.append(answer.json["usage"]["total_tokens"])
+        await until(lambda: sum(spent) in shop.levels())
+        answer = await shop.ask("daily", max_tokens=30)
+    assert DAILY - 2 * max(spent) <= sum(spent) < DAILY + max(spent)
+    assert answer.headers["x-warmpath-reason"] == "rate_limited"
+    assert 0 < int(answer.headers["retry-after"]) <= 86_400
+    assert int(answer.headers["x-ratelimit-remaining-tokens"]) == max(0, DAILY - sum(spent))
 
 
 async def test_a_request_larger_than_a_limit_is_told_that_no_wait_helps(shop: Tenants) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -138,6 +138,32 @@ def test_any_structure_is_events_or_an_engine_error(batch: Any) -> None:
     """Well-formed msgpack whose values may be anything, near to what engines send and far from it."""
     for read in _batches(msgspec.msgpack.encode(batch)):
         _check(read)
+
+
+@given(payload=st.one_of(_damaged(_GOOD_BATCH), st.one_of(_BATCHES, _ANY).map(msgspec.msgpack.encode)))
+def test_a_payload_that_is_read_in_steps_is_read_the_same(payload: bytes) -> None:
+    """Long ones are: the same events, or an engine error for the same payloads."""
+    whole, parted = _or_none(lambda: kv_decode.decode(payload)), _or_none(lambda: _in_steps(payload))
+    assert repr(parted) == repr(whole)  # a time may be no number, which equals nothing
+
+
+def _or_none(read: Callable[[], EventBatch]) -> EventBatch | None:
+    try:
+        return read()
+    except EngineError:
+        return None
+
+
+def _in_steps(payload: bytes) -> EventBatch:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kv_decode, "AT_ONCE_BYTES", -1)
+        steps = kv_decode.decoding(payload)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                batch: EventBatch = end.value
+                return batch
 
 
 @given(answer=_ANY)

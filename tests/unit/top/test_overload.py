@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from extproc import waiting_line
 from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.clock import SystemClock
 from extproc.config import Config
@@ -22,7 +23,7 @@ from extproc.router import Router, Surroundings
 from extproc.state.feed import Answered, Delta
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.memory import MemoryStore
-from extproc.state.values import Load
+from extproc.state.values import Load, Reservation, Reserve
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.overload_metrics import OverloadMetrics
 from tests.waiting import until
@@ -45,12 +46,18 @@ class Unheard:
 
 
 class Looks(MemoryStore):
-    """A store that counts looks at its ledger, and can be unable to answer them."""
+    """A store that counts looks at its ledger, can be unable to answer them, and can be slow to charge."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
         self.looks = 0
         self.gone = False
+        self.slow_s = 0.0
+
+    async def reserve(self, ask: Reserve) -> Reservation:
+        """See `Store.reserve`."""
+        await asyncio.sleep(self.slow_s)
+        return await super().reserve(ask)
 
     async def loads(self, pool: str) -> Mapping[str, Load]:
         """See `Store.loads`."""
@@ -186,6 +193,27 @@ async def test_reject_refuses_once_every_endpoint_is_saturated_and_not_before() 
         with pytest.raises(OverloadedError):
             await worker.ask()
         assert worker.counted('warmpath_overload_shed_total{action="rejected",pool="main"} 2.0')
+
+
+async def test_requests_on_their_way_to_the_ledger_count() -> None:
+    """Many come at once, and each is charged a moment later: no more get through than there is room for."""
+    async with Worker(action="reject").running() as worker:
+        assert isinstance(worker.store, Looks)
+        worker.store.slow_s = 0.05
+        answers = await asyncio.gather(*worker.waits(*[""] * 20), return_exceptions=True)
+        assert Counter(type(each).__name__ for each in answers) == {"Decision": LIMIT, "OverloadedError": 14}
+
+
+async def test_the_end_of_a_request_lets_the_next_one_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the next tick."""
+    monkeypatch.setattr(waiting_line, "_TICK_S", 600.0)
+    async with Worker(action="queue").running() as worker:
+        first, *_ = await worker.fill()
+        (waiting,) = worker.waits()
+        await until(lambda: worker.waiting() == 1)
+        await asyncio.sleep(0.1)
+        await worker.router.settle(first)
+        await waiting
 
 
 async def test_a_refusal_says_when_what_waits_is_gone() -> None:

@@ -277,3 +277,15 @@ async def test_a_refusal_does_not_hide_the_same_file_made_whole(tmp_path: Path) 
     await rewriting
     await bench.watcher.look()
     assert [config.routing.tie_ms for config in bench.applied] == [7]
+
+
+async def test_limits_of_use_are_taken_but_for_what_envoy_does_of_them(tmp_path: Path) -> None:
+    """Rules apply at once; Envoy's own bucket, and whether it asks before the body, stay until the next restart."""
+    rule = {"tenant": "*", "requests_per_minute": 10}
+    bench = Bench(tmp_path)
+    changed = await bench.change(rate_limits={"rules": [rule], "before_body": True, "local_requests_per_s": 5})
+    assert changed is not None
+    limits = changed.rate_limits
+    assert (len(limits.rules), limits.before_body, limits.local_requests_per_s) == (1, False, None)
+    whole = reload.read(bench.path, [])
+    assert reload.needs_restart(bench.first, whole) == ["rate_limits.local_requests_per_s", "rate_limits.before_body"]
