@@ -77,8 +77,7 @@ class _Peer:
             self._telling = asyncio.create_task(self._tell())
 
     async def _tell(self) -> None:
-        # What else comes in this turn of the loop goes into the same call.
-        await asyncio.sleep(0)
+        # What else came in the turn of the loop that began this goes into the same call.
         while self._waiting:
             told, self._waiting = self._waiting, {}
             try:

@@ -10,7 +10,7 @@ from extproc.choose.fleet import Endpoint, Pool
 from extproc.clock import Clock
 from extproc.config_overload import Saturation
 from extproc.errors import StoreError
-from extproc.govern.saturation import UNKNOWN, Batches, Member, Room, Thresholds, room
+from extproc.govern.saturation import UNKNOWN, Batches, Member, Room, Thresholds, full_by_page, room
 from extproc.state.store import Store
 from extproc.state.values import Load
 
@@ -70,14 +70,15 @@ class Fullness:
         self, pool: Pool, settings: Saturation, loads: Mapping[str, Load], subset: AbstractSet[str] | None
     ) -> Room:
         now = self._clock.monotonic()
+        limits = Thresholds(settings.waiting, settings.kv_usage, settings.backlog_ms)
         if pool is not self._seen:
             self._seen = pool
             for each in pool.endpoints:
-                self._batches.saw(each.id, each.running, each.waiting, now)
+                full = full_by_page(each.waiting, each.kv_usage, limits)
+                self._batches.saw(each.id, each.running, each.waiting, now, full=full)
             self._batches.keep({each.id for each in pool.endpoints}, now)
         able = filters.usable(pool.endpoints, subset)
         members = [_member(each, loads.get(each.id)) for each in able]
-        limits = Thresholds(settings.waiting, settings.kv_usage, settings.backlog_ms)
         return room(members, self._batches.of(each.id for each in able), limits)
 
 

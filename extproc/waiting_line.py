@@ -44,6 +44,7 @@ class _Waiter(msgspec.Struct, frozen=True):
 
     entry: Entry
     since: float
+    until: float
     turn: asyncio.Future[None]
 
 
@@ -99,7 +100,8 @@ class WaitingLine:
                 self._metrics.left(self._pool, BANDS[entry.band], "full")
                 raise self.overloaded("too many requests wait for this model")
             self._refuse(out.id, "displaced", self.overloaded("requests with a better claim wait for this model"))
-        waiter = _Waiter(entry, self._clock.monotonic(), asyncio.get_running_loop().create_future())
+        now = self._clock.monotonic()
+        waiter = _Waiter(entry, now, now + bounds.max_wait_s, asyncio.get_running_loop().create_future())
         self._waiters[entry.id] = waiter
         self._start()
         if line is not None:
@@ -117,11 +119,15 @@ class WaitingLine:
         if not waiter.turn.done():
             if line is not None:
                 await line.hold(longest_s + patience_s)
-            await asyncio.wait([waiter.turn], timeout=longest_s - first_s)
+            await asyncio.wait([waiter.turn], timeout=max(0.0, waiter.until - self._clock.monotonic()))
         if not waiter.turn.done():
-            self._metrics.left(self._pool, BANDS[waiter.entry.band], "timeout")
-            raise QueueTimeoutError(f"no endpoint had room for this request within {longest_s:g} s")
+            self._time_out(waiter)
         waiter.turn.result()
+
+    def _time_out(self, waiter: _Waiter) -> None:
+        self._metrics.left(self._pool, BANDS[waiter.entry.band], "timeout")
+        longest_s = waiter.until - waiter.since
+        waiter.turn.set_exception(QueueTimeoutError(f"no endpoint had room for this request within {longest_s:g} s"))
 
     def overloaded(self, why: str) -> OverloadedError:
         """A refusal that says when to come again: once what waits at the engines and here is gone at today's rate."""
@@ -201,10 +207,12 @@ class WaitingLine:
             entry = self._queue.pop()
             if entry is None:
                 return
-            waiter = self._waiters.pop(entry.id)
+            waiter, now = self._waiters.pop(entry.id), self._clock.monotonic()
+            if now >= waiter.until:
+                self._time_out(waiter)
+                continue
             self.full.passes(entry.sequences, entry.prompt_tokens)
-            waited_s = self._clock.monotonic() - waiter.since
-            self._metrics.left(self._pool, BANDS[entry.band], "granted", waited_s)
+            self._metrics.left(self._pool, BANDS[entry.band], "granted", now - waiter.since)
             waiter.turn.set_result(None)
 
     async def _read_board(self, low_share: float) -> None:

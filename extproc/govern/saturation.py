@@ -1,9 +1,9 @@
 """When the endpoints of a pool are saturated, and how much more they may be sent before they are.
 
 An engine's page is a quarter of a second old, the fleet's ledger is not. The page tells how many requests an engine
-works on at once (its batch) whenever some wait there; the ledger tells how many it has now. What is beyond the batch
-waits. Where the page is missing or old, the ledger and the last batch go on; where no batch was ever seen, nothing of
-this kind makes an endpoint saturated.
+works on at once (its batch) when it is saturated; the ledger tells how many it has now. What is beyond the batch waits.
+Where the page is missing or old, the ledger and the last batch go on; where no batch was ever seen, nothing of this
+kind makes an endpoint saturated.
 """
 
 import math
@@ -75,6 +75,11 @@ class Room(msgspec.Struct, frozen=True, gc=False):
         return self.sequences > 0.0 and self.tokens > 0.0
 
 
+def full_by_page(waiting: int, kv_usage: float, limits: Thresholds) -> bool:
+    """Whether an engine is saturated by what its page shows."""
+    return waiting >= limits.waiting or (waiting > 0 and kv_usage >= limits.kv_usage)
+
+
 UNKNOWN: Final = Room(math.inf, math.inf, math.inf, 0, 0.0, near=False)
 """Room of a pool of which nothing is known: nobody is refused for that."""
 
@@ -86,20 +91,28 @@ class Batches:
         # Batch, when it was last seen, and when that proved to be all that the engine can do.
         self._known: dict[str, tuple[float, float, float]] = {}
 
-    def saw(self, endpoint: str, running: int, waiting: int, now: float) -> None:
-        """An engine's page was read: so many run and wait there. Nothing of either is no news."""
+    def saw(self, endpoint: str, running: int, waiting: int, now: float, *, full: bool) -> None:
+        """An engine's page was read.
+
+        Args:
+            endpoint: whose.
+            running: how many run there; with nothing that waits either, the page is no news.
+            waiting: how many wait there. One that waits behind a long prompt does not show yet how many could run.
+            now: when, by a clock that never goes back.
+            full: by this page the engine is saturated.
+        """
         known = self._known.get(endpoint)
-        batch, seen, full = known or (0.0, now, now)
-        if waiting > 0 and running > 0:
+        batch, seen, proved = known or (0.0, now, now)
+        if running > 0 and (full or (waiting > 0 and known is not None)):
             held = running + (batch - running) * math.exp(-(now - seen) / _DECAY_S)
             self._known[endpoint] = max(float(running), held), now, now
         elif known is not None and running > batch:
-            self._known[endpoint] = running * _GROWTH, now, full
+            self._known[endpoint] = running * _GROWTH, now, proved
 
     def keep(self, endpoints: Collection[str], now: float) -> None:
         """Forget all endpoints but these, and what is too old."""
-        for name, (_, _, full) in list(self._known.items()):
-            if name not in endpoints or now - full > _FORGET_S:
+        for name, (_, _, proved) in list(self._known.items()):
+            if name not in endpoints or now - proved > _FORGET_S:
                 del self._known[name]
 
     def of(self, endpoints: Iterable[str]) -> Mapping[str, float]:

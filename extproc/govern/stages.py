@@ -15,6 +15,15 @@ _BELIEVED_AGE_S: Final = 1.0
 by another worker before, or a clock was set: its time begins anew rather than that many requests end for that."""
 
 
+_SLACK_S: Final = 0.05
+"""How much earlier a limit counts as over: entries come each half second, some milliseconds early or late, and the next
+one is half a second away."""
+_HELD_S: Final = 0.25
+"""Envoy holds entries back for up to `telemetry.access_log_flush_ms`, so our clock may have seen less time between two
+of them than went by: with limits of 2 s, one in twenty was noticed half a second late. It is asked only so that a clock
+that is set ends nothing."""
+
+
 class Shape(msgspec.Struct, frozen=True, gc=False):
     """What limits depend on.
 
@@ -142,8 +151,8 @@ def judge(
         before = msgspec.structs.replace(before, sent_bytes=sight.sent_bytes)
     elif sight.at < before.at:
         before = msgspec.structs.replace(before, at=sight.at)
-    silent_s = min(sight.at - before.at, sight.now - before.now)
+    silent_s = min(sight.at - before.at, sight.now - before.now + _HELD_S)
     if not before.begun:
-        return before, "first_token" if 0.0 < limits.first_token_s <= silent_s else None
+        return before, "first_token" if 0.0 < limits.first_token_s <= silent_s + _SLACK_S else None
     after = msgspec.structs.replace(before, longest_s=max(before.longest_s, silent_s))
-    return after, "stall" if 0.0 < limits.stall_s <= silent_s else None
+    return after, "stall" if 0.0 < limits.stall_s <= silent_s + _SLACK_S else None

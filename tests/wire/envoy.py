@@ -5,14 +5,15 @@ import contextlib
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from extproc.config import Config
-from extproc.envoy.render import write
+from extproc.envoy.render import render, to_yaml, write
 from extproc.envoy.validate import envoy_binary
 
 _READY_S = 30.0
@@ -48,11 +49,17 @@ class RunningEnvoy:
 
 @contextlib.asynccontextmanager
 async def running_envoy(
-    config: Config, *, concurrency: int = 1, log_level: str = "warning", ready_s: float = _READY_S
+    config: Config,
+    *,
+    concurrency: int = 1,
+    log_level: str = "warning",
+    ready_s: float = _READY_S,
+    change: Callable[[dict[str, Any]], None] | None = None,
 ) -> AsyncIterator[RunningEnvoy]:
     """Run Envoy on the addresses of `config.gateway`, from the first ready answer until the block ends.
 
-    Whoever serves endpoints (EDS) should be up before; without it Envoy gets ready five seconds later.
+    Whoever serves endpoints (EDS) should be up before; without it Envoy gets ready five seconds later. `change` puts into
+    the rendered configuration what a gateway of somebody else has besides.
 
     Raises:
         ConfigError: there is no Envoy binary.
@@ -61,6 +68,10 @@ async def running_envoy(
     binary = envoy_binary()
     folder = Path(tempfile.mkdtemp(prefix="envoy-"))
     write(config, folder / "envoy.yaml")
+    if change is not None:
+        rendered = render(config, folder=folder)
+        change(rendered)
+        (folder / "envoy.yaml").write_text(to_yaml(rendered), encoding="utf-8")
     log_file = folder / "envoy.log"
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(

@@ -2,7 +2,7 @@
 
 import math
 
-from extproc.govern.saturation import UNKNOWN, Batches, Member, Room, Thresholds, room
+from extproc.govern.saturation import UNKNOWN, Batches, Member, Room, Thresholds, full_by_page, room
 
 LIMITS = Thresholds(waiting=4, kv_usage=0.95, backlog_ms=1000.0)
 
@@ -11,7 +11,7 @@ def batches(**seen: tuple[int, int]) -> Batches:
     """Pages read at time 0: running and waiting by endpoint."""
     made = Batches()
     for name, (running, waiting) in seen.items():
-        made.saw(name, running, waiting, 0.0)
+        made.saw(name, running, waiting, 0.0, full=waiting > 0)
     return made
 
 
@@ -84,22 +84,41 @@ def test_a_new_endpoint_is_taken_for_what_the_others_are() -> None:
 def test_a_batch_grows_with_what_runs() -> None:
     """An engine that runs more than its batch was thought to be gets a quarter more at each look, until some wait."""
     known = batches(a=(8, 5))
-    known.saw("a", 12, 0, 0.25)
+    known.saw("a", 12, 0, 0.25, full=0 > 0)
     assert known.of("a")["a"] == 15.0
-    known.saw("a", 15, 0, 0.5)
+    known.saw("a", 15, 0, 0.5, full=0 > 0)
     assert known.of("a")["a"] == 15.0
-    known.saw("a", 19, 0, 0.75)
+    known.saw("a", 19, 0, 0.75, full=0 > 0)
     assert known.of("a")["a"] == 23.75
 
 
 def test_a_batch_that_shrinks_is_believed_for_some_seconds() -> None:
     """Answers that end together leave a hole for a moment; a batch that stays smaller is taken over."""
     known = batches(a=(20, 5))
-    known.saw("a", 10, 5, 0.25)
+    known.saw("a", 10, 5, 0.25, full=5 > 0)
     assert 19.0 < known.of("a")["a"] < 20.0
     for at in range(1, 200):
-        known.saw("a", 10, 5, 0.25 + at * 0.25)
+        known.saw("a", 10, 5, 0.25 + at * 0.25, full=5 > 0)
     assert known.of("a")["a"] < 10.1
+
+
+def test_one_that_waits_behind_a_long_prompt_shows_no_batch() -> None:
+    """Three run and one waits: the engine may run hundreds. Once its batch is known, one that waits is enough."""
+    known = Batches()
+    known.saw("a", 3, 1, 0.0, full=False)
+    assert known.of("a")["a"] == math.inf
+    known.saw("a", 30, 4, 0.0, full=True)
+    known.saw("a", 31, 1, 25.0, full=False)
+    known.keep({"a"}, 50.0)
+    assert known.of("a")["a"] == 31.0
+
+
+def test_pages_tell_who_is_saturated() -> None:
+    """So many wait; or the cache is full and any waits."""
+    assert full_by_page(4, 0.0, LIMITS)
+    assert full_by_page(1, 0.95, LIMITS)
+    assert not full_by_page(3, 0.94, LIMITS)
+    assert not full_by_page(0, 1.0, LIMITS)
 
 
 def test_gone_endpoints_are_forgotten() -> None:

@@ -115,6 +115,12 @@ def test_silence_between_tokens_runs_out_of_time() -> None:
     assert follow(BOTH, *sights) == [None, None, None, "stall", None, None]
 
 
+def test_an_entry_that_is_a_little_early_counts() -> None:
+    """Envoy's timer is some milliseconds early or late: what matters is not to wait for the next entry."""
+    assert follow(BOTH, seen(10, 0.5), seen(10, 2.449), seen(10, 2.451)) == [None, None, "stall"]
+    assert follow(BOTH, seen(0, 0.5), seen(0, 4.949), seen(0, 4.951)) == [None, None, "first_token"]
+
+
 def test_limits_that_are_off_never_run_out() -> None:
     """0 is off, however long it takes."""
     assert follow(Limits(stall_s=2.0), seen(0, 0.5), seen(0, 1000.0)) == [None, None]
@@ -169,5 +175,5 @@ def test_longest_silence_is_the_longest(steps: list[tuple[int, float]]) -> None:
         if more:
             last = at
         longest = max(longest, at - last)
-        assert (stage == "stall") == (round(at - last, 6) >= 2.0) or abs(at - last - 2.0) < 1e-6
+        assert (stage == "stall") == (at - last >= 1.95) or abs(at - last - 1.95) < 1e-6
     assert progress.longest_s == pytest.approx(longest, abs=1e-6)
