@@ -52,6 +52,11 @@ def _hidden(config: Config) -> Iterator[str]:
             f"timeouts.headers_s: {retries.max + 1} tries of {timeouts.headers_s:g} s take longer than request_s "
             f"({timeouts.request_s:g}): the last is never made"
         )
+    if 0.0 < timeouts.first_token_s <= timeouts.headers_s:
+        yield (
+            f"timeouts.headers_s: {timeouts.headers_s:g} is not below first_token_s ({timeouts.first_token_s:g}), so a "
+            "silent endpoint's requests fail before they are tried on the next"
+        )
     if timeouts.headers_s and not retries.max:
         yield "timeouts.headers_s: retries.max is 0, so a silent endpoint's requests fail: allow a retry"
 

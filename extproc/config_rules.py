@@ -13,7 +13,7 @@ from extproc.errors import ConfigError
 from extproc.request.volatile import rules_of
 from extproc.rules_gateway import gateway_agrees
 from extproc.rules_limits import limits_agree
-from extproc.rules_overload import fallbacks_lead_on
+from extproc.rules_overload import fallbacks_lead_on, waits_fit
 from extproc.rules_quotas import quotas_agree
 from extproc.rules_relay import relay_agrees
 from extproc.state import where
@@ -58,6 +58,7 @@ def first_contradiction(config: Config) -> Mistake | None:
         _volatile_rules_compile,
         _token_sources_are_there,
         fallbacks_lead_on,
+        waits_fit,
         gateway_agrees,
         limits_agree,
         quotas_agree,

@@ -170,9 +170,9 @@ class Judging:
             self._metrics.changed(pool, endpoint, after.state)
             told = {"pool": pool, "endpoint": endpoint}
             if after.state == "open":
-                log.warning("an endpoint is left alone", extra={**told, "for_ms": after.left_ms})
+                log.warning("an endpoint's breaker opens", extra={**told, "for_ms": after.left_ms})
             elif after.state == "closed":
-                log.info("an endpoint gets requests again", extra=told)
+                log.info("an endpoint's breaker closes", extra=told)
 
     async def refresh(self) -> None:
         """Read all breakers, ask for probes where they are due, and mark the fleet. Call it after each new fleet."""

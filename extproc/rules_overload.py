@@ -37,6 +37,21 @@ def fallbacks_lead_on(config: Config) -> Iterator[Mistake]:
             yield Mistake(path, f"requests of pool `{pool}` would come back to it: {remedy}")
 
 
+def waits_fit(config: Config) -> Iterator[Mistake]:
+    """Nobody waits for longer than the whole request may take."""
+    most_s = config.timeouts.request_s
+    for pool, settings in config.pools.items():
+        rules = rules_in(config, pool)
+        if rules.action == "queue" and 0.0 < most_s <= rules.queue.max_wait_s:
+            path = (
+                f"$.pools.{pool}.overload.queue.max_wait_s"
+                if settings.overload.queue
+                else "$.overload.queue.max_wait_s"
+            )
+            text = f"{rules.queue.max_wait_s:g}: a whole request may take {most_s:g} s (timeouts.request_s): wait less"
+            yield Mistake(path, text)
+
+
 def _serves(config: Config, pool: str, rules: Rules) -> bool:
     model = config.models.get(rules.fallback)
     return model is not None and model.pool == pool

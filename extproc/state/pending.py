@@ -30,12 +30,14 @@ class _Sent(msgspec.Struct, gc=False):
         start: blocks before the first of `blocks`: those it had already.
         blocks: the others.
         until: when it is forgotten, by the clock of `Pending.age`.
+        answered: its answer is finished.
     """
 
     endpoint: str
     start: int
     blocks: Sequence[int]
     until: float
+    answered: bool = False
 
 
 class Pending:
@@ -87,10 +89,14 @@ class Pending:
         if sent.endpoint != endpoint:
             self.drop(charge_id)
         elif not running:
+            sent.answered = True
             sent.until = min(sent.until, (self._now or 0.0) + _GRACE_S)
 
-    def stored(self, endpoint: str, blocks: Collection[int]) -> None:
-        """An endpoint told that it has these blocks: prompts that end with one of them are prefilled."""
+    def told(self, endpoint: str, blocks: Collection[int]) -> None:
+        """An endpoint told of these blocks: prompts that end with one of them were prefilled.
+
+        That it has them, or no longer: a block that came and went between two batches is only told to be gone.
+        """
         ends = self._ends.get(endpoint)
         for last in ends.keys() & blocks if ends else ():
             for charge_id in tuple(self._ends[endpoint][last]):
@@ -111,6 +117,11 @@ class Pending:
                 sent.until += now
         self._now = now
         for charge_id in [charge_id for charge_id, sent in self._sent.items() if sent.until <= now]:
+            self.drop(charge_id)
+
+    def begun(self, endpoint: str) -> None:
+        """An endpoint's profile begins anew: what it was answered with before is in there, or gone."""
+        for charge_id in [charge_id for charge_id, sent in self._of.get(endpoint, {}).items() if sent.answered]:
             self.drop(charge_id)
 
     def forget(self, endpoint: str) -> None:

@@ -43,14 +43,17 @@ class Precise:
         match delta:
             case Exact() if delta.block_tokens > 0:
                 index.begin(delta.endpoint, delta.rank, delta.block_tokens, origin)
+                self.pending.begun(delta.endpoint)
             case Exact():
                 index.end(delta.endpoint, delta.rank)
             case Cached():
                 blocks = unpack(delta.blocks)
                 index.stored(delta.endpoint, delta.rank, delta.tier, blocks, origin)
-                self.pending.stored(delta.endpoint, blocks)
+                self.pending.told(delta.endpoint, blocks)
             case Evicted():
-                index.evicted(delta.endpoint, delta.rank, delta.tier, unpack(delta.blocks), origin)
+                blocks = unpack(delta.blocks)
+                index.evicted(delta.endpoint, delta.rank, delta.tier, blocks, origin)
+                self.pending.told(delta.endpoint, blocks)
 
     def sent(self, decided: Held, chains: Chains, held_tokens: float | None = None) -> Held:
         """An endpoint will prefill a prompt; returns the delta with the blocks that the endpoint lacks.

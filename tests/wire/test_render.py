@@ -81,11 +81,13 @@ class Stack:
             worker.seen.clear()
 
     async def entry_of(self, path: str) -> accesslog_pb2.HTTPAccessLogEntry:
-        """The access-log entry of a path, as soon as it has arrived."""
+        """The access-log entry of a request that is over, by its path, as soon as it has arrived."""
 
         def find() -> accesslog_pb2.HTTPAccessLogEntry | None:
             entries = (entry for worker in self.workers for entry in worker.entries)
-            return next((entry for entry in entries if entry.request.path == path), None)
+            ended = accesslog_pb2.DownstreamEnd
+            mine = (entry for entry in entries if entry.request.path == path)
+            return next((entry for entry in mine if entry.common_properties.access_log_type == ended), None)
 
         return await eventually(find)
 
@@ -213,6 +215,26 @@ async def test_the_next_destination_answers_when_the_first_is_no_member(stack: S
     stack.orders.destinations = ["127.0.0.1:1", stack.addresses[2]]
     answer = await stack.post()
     assert (answer.status, answer.json["endpoint"]) == (200, stack.addresses[2])
+
+
+async def test_each_failed_attempt_is_told_and_no_other(stack: Stack) -> None:
+    """The router's own log: pool, endpoint and status of an attempt that was refused; nothing of those that went well."""
+    stack.orders.destinations = [stack.addresses[0], stack.addresses[1]]
+    path = f"/v1/attempts?full={stack.addresses[0]}"
+    assert (await stack.post(path, body=b"x")).status == 200
+    await stack.entry_of(path)
+
+    def attempts() -> list[tuple[str, str, int]] | None:
+        entries = [entry for worker in stack.workers for entry in worker.entries if entry.request.path == path]
+        found = [entry for entry in entries if entry.common_properties.access_log_type == accesslog_pb2.UpstreamEnd]
+        return [
+            (common.upstream_cluster, f"{where.address}:{where.port_value}", entry.response.response_code.value)
+            for entry in found
+            for common in (entry.common_properties,)
+            for where in (common.upstream_remote_address.socket_address,)
+        ] or None
+
+    assert await eventually(attempts) == [("main", stack.addresses[0], 503)]
 
 
 @pytest.mark.parametrize("size", [10, 5_000_000])

@@ -130,6 +130,27 @@ def test_nothing_is_pending_for_more_than_a_minute() -> None:
     assert len(pending) == 0
 
 
+def test_a_cleared_cache_ends_what_was_answered() -> None:
+    """The keeper tells what is left: blocks that were stored and cleared in between are told by nobody."""
+    precise = precise_of("a")
+    sent(precise, charge_id="answered")
+    sent(precise, charge_id="running", blocks=LIKE)
+    precise.pending.answered("answered", "a", running=False)
+    precise.pending.answered("running", "a", running=True)
+    precise.told(Exact("a", 0, 10), "k")
+    assert depths(precise) == {"a": 6}
+    assert depths(precise, LIKE) == {"a": 10}
+
+
+def test_blocks_that_went_before_they_were_told_end_it() -> None:
+    """A prompt whose last block was stored and evicted between two batches is told to be gone, and is not held."""
+    precise = precise_of("a")
+    sent(precise)
+    precise.told(Cached("a", 0, 0, pack(BLOCKS[:6])), "k")
+    precise.told(Evicted("a", 0, 0, pack(BLOCKS[6:])), "k")
+    assert depths(precise) == {"a": 6}
+
+
 def test_a_restart_ends_all_that_was_sent() -> None:
     """What was sent to an engine that is gone is computed nowhere."""
     precise = precise_of("a", "b")
@@ -147,7 +168,7 @@ def test_blocks_that_an_endpoint_is_about_to_have_are_counted() -> None:
     pending.began("three", "b", 0, [1])
     assert [pending.blocks(name) for name in "abc"] == [5, 1, 0]
     pending.began("one", "a", 0, [1, 2])
-    pending.stored("a", [5])
+    pending.told("a", [5])
     assert [pending.blocks(name) for name in "abc"] == [2, 1, 0]
     pending.forget("a")
     pending.drop("three")

@@ -45,6 +45,7 @@ def test_a_rule_is_judged_by_the_model_that_it_limits() -> None:
         ("timeouts: {rules: [{stall_s: 400}]}", "timeouts.stall_s: 400 is not below stream_idle_s"),
         ("timeouts: {headers_s: 400}", "timeouts.headers_s: 3 tries of 400 s"),
         ("timeouts: {headers_s: 5}\nretries: {max: 0}", "timeouts.headers_s: retries.max is 0"),
+        ("timeouts: {headers_s: 5, first_token_s: 5}", "timeouts.headers_s: 5 is not below first_token_s"),
     ],
 )
 def test_each_oddity_is_told_with_its_place(text: str, place: str) -> None:

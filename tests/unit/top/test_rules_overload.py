@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from extproc.config import Config
-from extproc.rules_overload import fallbacks_lead_on, rules_in
+from extproc.config import Config, Timeouts
+from extproc.rules_overload import fallbacks_lead_on, rules_in, waits_fit
 
 
 def config(overload: str, **pools: str) -> Config:
@@ -63,3 +63,17 @@ def test_fallbacks_may_be_chained() -> None:
     """From one model to the next smaller one."""
     chain = {"a": '{"action": "fallback", "fallback": "b"}', "b": '{"action": "fallback", "fallback": "c"}'}
     assert not list(fallbacks_lead_on(config("{}", **chain)))
+
+
+def test_nobody_waits_longer_than_a_request_may_take() -> None:
+    """Envoy would end it while it waits; only where requests wait at all, and where there is a limit."""
+
+    def mistakes(overload: str, request_s: float) -> list[str]:
+        made = msgspec.structs.replace(config(overload), timeouts=Timeouts(request_s=request_s))
+        return [mistake.path for mistake in waits_fit(made)]
+
+    waiting = '{"action": "queue", "queue": {"max_wait_s": 60}}'
+    assert mistakes(waiting, 60)[0] == "$.overload.queue.max_wait_s"
+    assert not mistakes(waiting, 61)
+    assert not mistakes(waiting, 0)
+    assert not mistakes('{"action": "reject", "queue": {"max_wait_s": 60}}', 60)
