@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 Verdict = Literal["good", "strike", "neutral"]
 
-_BROKEN: Final = frozenset({"UF", "UC", "UR", "UPE", "UT"})
-"""Envoy's response flags of a connection that failed, ended or was reset by the engine, of one that spoke no HTTP, and of
-one that took too long."""
+_BROKEN: Final = frozenset({"UF", "UC", "UR", "UPE"})
+"""Envoy's response flags of a connection that failed, ended or was reset by the engine, or that spoke no HTTP. Silence
+before the headers (`UT` without a status) counts as well; with one, the request was only longer than it may be."""
 _CLIENT: Final = frozenset({"DC", "DPE", "DR"})
 """Flags of a client that left, or broke the protocol."""
 _FULL: Final = frozenset({429, 503})
@@ -27,9 +27,9 @@ def verdict(status: int, flags: Sequence[str] | AbstractSet[str]) -> Verdict:
         status: HTTP status that the engine sent; 0 when it sent none.
         flags: Envoy's response flags, by their short names.
     """
-    if _BROKEN.intersection(flags):
+    if _BROKEN.intersection(flags) or ("UT" in flags and status == 0):
         return "strike"
-    if _CLIENT.intersection(flags) or status in _FULL or status == 0 or 400 <= status < 500:
+    if _CLIENT.intersection(flags) or "UT" in flags or status in _FULL or status == 0 or 400 <= status < 500:
         return "neutral"
     return "strike" if status >= 500 else "good"
 

@@ -31,6 +31,7 @@ class _Sent(msgspec.Struct, gc=False):
         blocks: the others.
         until: when it is forgotten, by the clock of `Pending.age`.
         answered: its answer is finished.
+        outlived: the endpoint's profile began anew since it was sent.
     """
 
     endpoint: str
@@ -38,6 +39,7 @@ class _Sent(msgspec.Struct, gc=False):
     blocks: Sequence[int]
     until: float
     answered: bool = False
+    outlived: bool = False
 
 
 class Pending:
@@ -88,6 +90,8 @@ class Pending:
             return
         if sent.endpoint != endpoint:
             self.drop(charge_id)
+        elif not running and sent.outlived:
+            self.drop(charge_id)
         elif not running:
             sent.answered = True
             sent.until = min(sent.until, (self._now or 0.0) + _GRACE_S)
@@ -120,9 +124,14 @@ class Pending:
             self.drop(charge_id)
 
     def begun(self, endpoint: str) -> None:
-        """An endpoint's profile begins anew: what it was answered with before is in there, or gone."""
-        for charge_id in [charge_id for charge_id, sent in self._of.get(endpoint, {}).items() if sent.answered]:
-            self.drop(charge_id)
+        """An endpoint's profile begins anew: what it answered before is in there, or gone.
+
+        That an answer is finished may be heard a little later than that; such a prompt gets no time after its answer.
+        """
+        for charge_id, sent in tuple(self._of.get(endpoint, {}).items()):
+            sent.outlived = True
+            if sent.answered:
+                self.drop(charge_id)
 
     def forget(self, endpoint: str) -> None:
         """An endpoint restarted, or left: it prefills nothing that it was sent before."""

@@ -140,6 +140,8 @@ def test_a_cleared_cache_ends_what_was_answered() -> None:
     precise.told(Exact("a", 0, 10), "k")
     assert depths(precise) == {"a": 6}
     assert depths(precise, LIKE) == {"a": 10}
+    precise.pending.answered("running", "a", running=False)
+    assert depths(precise, LIKE) == {"a": 0}
 
 
 def test_blocks_that_went_before_they_were_told_end_it() -> None:
