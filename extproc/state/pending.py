@@ -88,9 +88,7 @@ class Pending:
         sent = self._sent.get(charge_id)
         if sent is None:
             return
-        if sent.endpoint != endpoint:
-            self.drop(charge_id)
-        elif not running and sent.outlived:
+        if sent.endpoint != endpoint or (sent.outlived and not running):
             self.drop(charge_id)
         elif not running:
             sent.answered = True

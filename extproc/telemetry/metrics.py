@@ -117,6 +117,7 @@ class Metrics:
         store: what is recorded of the shared store.
         feed: what is recorded of the feed of profiles.
         exact: what is recorded of exact profiles.
+        families: for the families that other parts declare.
         tokens: what is recorded of token ids.
         kv: what is recorded of KV events.
     """
@@ -125,7 +126,7 @@ class Metrics:
         """Declare every metric on a registry of this object's own; `version` is shown as `warmpath_build_info`."""
         self._registry = registry = CollectorRegistry(auto_describe=False)
 
-        families = Families(registry)
+        self.families = families = Families(registry)
         counter, gauge, histogram = families.counter, families.gauge, families.histogram
         self._decisions = counter("decisions_total", "Decisions made.", ("pool", "policy"))
         self._refusals = counter("refusals_total", "Requests refused before an engine.", ("reason",))
@@ -165,7 +166,6 @@ class Metrics:
         self._entries = counter("access_log_entries_total", "Access-log entries by use.", ("outcome",))
         self._rate = gauge("prefill_tokens_per_second", "Learnt prefill speed.", ("pool", "endpoint"))
 
-        self.families = families
         self.store, self.feed = StoreMetrics(families), FeedMetrics(families)
         self.tokens, self.exact, self.kv = TokenMetrics(families), ExactMetrics(families), KvMetrics(families)
         self._scrapes = counter("scrapes_total", "Scrapes of engines.", ("pool", "outcome"))

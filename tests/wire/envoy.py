@@ -58,8 +58,8 @@ async def running_envoy(
 ) -> AsyncIterator[RunningEnvoy]:
     """Run Envoy on the addresses of `config.gateway`, from the first ready answer until the block ends.
 
-    Whoever serves endpoints (EDS) should be up before; without it Envoy gets ready five seconds later. `change` puts into
-    the rendered configuration what a gateway of somebody else has besides.
+    Whoever serves endpoints (EDS) should be up before; without it Envoy gets ready five seconds later. `change` puts
+    into the rendered configuration what a gateway of somebody else has besides.
 
     Raises:
         ConfigError: there is no Envoy binary.

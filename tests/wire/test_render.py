@@ -218,7 +218,7 @@ async def test_the_next_destination_answers_when_the_first_is_no_member(stack: S
 
 
 async def test_each_failed_attempt_is_told_and_no_other(stack: Stack) -> None:
-    """The router's own log: pool, endpoint and status of an attempt that was refused; nothing of those that went well."""
+    """The router's own log: pool, endpoint and status of an attempt that was refused; nothing of one that went well."""
     stack.orders.destinations = [stack.addresses[0], stack.addresses[1]]
     path = f"/v1/attempts?full={stack.addresses[0]}"
     assert (await stack.post(path, body=b"x")).status == 200

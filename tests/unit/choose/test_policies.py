@@ -70,7 +70,8 @@ def test_predicted_ttft_prices_the_uncached_prefill_and_the_pressure_on_the_cach
     endpoint = Endpoint("a", "a:1", 10_000.0, kv_usage=0.95)
     weights = Weights(prefill_weight=1.5, kv_watermark=0.9, kv_penalty_ms=500.0)
     priced = terms("predicted_ttft", Ask(1000, {"a": 520.0}), endpoint, weights)
-    assert priced == pytest.approx({"prefill": 1.5 * 488 / 10_000 * 1000, "kv_pressure": 250.0, "silence": 0.0, "busy": 0.0})
+    expected = {"prefill": 1.5 * 488 / 10_000 * 1000, "kv_pressure": 250.0, "silence": 0.0, "busy": 0.0}
+    assert priced == pytest.approx(expected)
 
 
 def test_weighted_prices_the_share_that_is_missing() -> None:
