@@ -14,6 +14,8 @@ How stale what is shared may be, to another replica:
 | charges that the store lost (flushed, failed over) | one heartbeat, a third of a lease | the same, after the return |
 | charges of a replica that died | one lease and a heartbeat | the same, after the return |
 | states of endpoints | one scrape and one refresh | those read last |
+| breakers | one refresh; at once to who saw the last strike | own verdicts alone |
+| queues of other workers | 50 ms, while somebody waits | not seen |
 | profiles | one batch (50 ms) and one round trip | own decisions alone; the others' are told at the return |
 | shared work (who scrapes what) | one lease | what one holds is kept, and nothing is taken |
 
