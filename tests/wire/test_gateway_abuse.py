@@ -20,6 +20,7 @@ from tests.wire.gateway import CHAT, MIB, Running, running_gateway
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LIMIT_MB = 200
+IDLE = 10_000
 BROKEN = ("ConnectionResetError", "BrokenPipeError")
 SLACK_MB = 30
 """What clients may have sent between two looks of Envoy at its memory."""
@@ -118,12 +119,15 @@ async def test_a_thousand_half_sent_bodies_do_not_exhaust_memory(gateway: Runnin
     assert await gateway.memory() < before + 20 * MIB
 
 
-async def test_two_thousand_idle_connections_cost_little(gateway: Running) -> None:
+async def test_ten_thousand_idle_connections_cost_little(gateway: Running) -> None:
     """A connection that sends nothing holds a few KiB; whoever comes after them is served."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < IDLE + 500:
+        pytest.skip(f"a process may open {files} files here, and Envoy as many")
     before = await gateway.memory()
     others = Bystander(gateway, stream_s=0.5)
     async with others.around():
-        idle = [await asyncio.open_connection(*gateway.address) for _ in range(2000)]
+        idle = [await asyncio.open_connection(*gateway.address) for _ in range(IDLE)]
         await asyncio.sleep(0.5)
         during = await gateway.memory()
     assert (during - before) / len(idle) < 20_000
