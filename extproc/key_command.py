@@ -24,12 +24,15 @@ def make(client: str, file: Path | None) -> str:
     shown = f"key:  {key}\n"
     if file is None:
         return f"{shown}line: {line}\n"
+    before = ""
     if file.exists():
         api_keys.load(file)
+        # An editor may have left the last line without its end.
+        before = "" if file.read_bytes()[-1:] in (b"", b"\n") else "\n"
     try:
         # Appended in one write, so a worker that reads meanwhile sees the line whole or not at all.
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640), "a", encoding="utf-8") as out:
-            out.write(f"{line}\n")
+            out.write(f"{before}{line}\n")
     except OSError as error:
         raise ConfigError(
             f"{file}: cannot be written ({error.strerror}): name a file that this user may write"

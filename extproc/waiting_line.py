@@ -172,13 +172,14 @@ class WaitingLine:
         while self._waiters:
             self._wake.clear()
             await self._serve()
+            if self._waiters:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_TICK_S):
+                        await self._wake.wait()
+                await asyncio.sleep(_SPACING_S)
             if not self._waiters:
-                break
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._wake.wait()
-            await asyncio.sleep(_SPACING_S)
-        await self._board.tell({})
+                # Who comes before the store has noted it finds this task at work, so it looks once more.
+                await self._board.tell({})
 
     async def _serve(self) -> None:
         """Let through whom there is room for."""

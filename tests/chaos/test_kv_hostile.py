@@ -24,7 +24,12 @@ Answers = Callable[[int], Iterator[tuple[int, bytes]]]
 
 
 class Hostile(Publisher):
-    """An engine whose replay socket answers as it likes, without ever an end."""
+    """An engine whose replay socket answers as it likes, without ever an end.
+
+    Attributes:
+        questions: how often it was asked.
+        answered: batches that a connected keeper took.
+    """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -34,17 +39,33 @@ class Hostile(Publisher):
 
     def _serve(self) -> None:
         router = self._context.socket(zmq.ROUTER)
+        # Its own queue stays short, as its memory is measured with the keeper's; who is gone is told from who is slow.
+        router.setsockopt(zmq.SNDHWM, 4)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._bind(router, self.replay_port)
-        left: Iterator[tuple[bytes, int, bytes]] = iter(())
+        left: Iterator[list[bytes]] = iter(())
+        due: list[bytes] | None = None
         while not self._ended.is_set():
-            if router.poll(0 if self.answered % 1000 else 1):
+            if router.poll(1 if due is None or self.answered % 1000 == 0 else 0):
                 client, _, start = router.recv_multipart()
                 self.questions += 1
-                left = ((client, *each) for each in self._answers(_SEQ.unpack(start)[0]))
-            for client, seq, payload in itertools.islice(left, 1):
-                router.send_multipart([client, b"", b"", _SEQ.pack(seq), payload])
+                left = self._messages(client, _SEQ.unpack(start)[0])
+                due = next(left, None)
+            if due is None:
+                continue
+            try:
+                router.send_multipart(due, zmq.NOBLOCK)
+            except zmq.Again:
+                self._ended.wait(0.001)
+            except zmq.ZMQError:  # no such client any more
+                left, due = iter(()), None
+            else:
                 self.answered += 1
+                due = next(left, None)
         router.close(linger=0)
+
+    def _messages(self, client: bytes, start: int) -> Iterator[list[bytes]]:
+        return ([client, b"", b"", _SEQ.pack(seq), payload] for seq, payload in self._answers(start))
 
 
 def silence(_: int) -> Iterator[tuple[int, bytes]]:
@@ -100,9 +121,8 @@ async def test_a_replay_without_an_end_is_given_up(begin: Begin, answers: Answer
         assert resident_mb() - before < 400
         answered = engine.answered
         await asyncio.sleep(1.0)
-        # Nobody listens to the answers any more.
-        assert engine.questions == questions
-        assert engine.answered - answered < 50_000
+        # Nobody takes the answers any more.
+        assert (engine.questions, engine.answered) == (questions, answered)
 
 
 @pytest.mark.usefixtures("hasty")

@@ -54,9 +54,9 @@ async def test_with_token_ids_the_engine_that_has_the_prompt_is_picked() -> None
         ((404, {}), {"failed": STRIKES, "resting": REQUESTS - STRIKES}),
         ((200, {"token_ids": "x"}), {"failed": STRIKES, "resting": REQUESTS - STRIKES}),
         ((400, {}), {"refused": REQUESTS}),
-        (rendered(1, features={"mm_hashes": {}}), {"images": REQUESTS}),
+        (rendered(1, features={"mm_hashes": {}}), {"failed": STRIKES, "resting": REQUESTS - STRIKES}),
     ],
-    ids=["broken", "missing", "nonsense", "refusing", "images"],
+    ids=["broken", "missing", "nonsense", "refusing", "half of images"],
 )
 async def test_a_tokenizer_that_fails_fails_no_request(answer: tuple[int, Any], outcomes: dict[str, int]) -> None:
     """Each is sent to an endpoint, with all others to fall back to, and counted by its reason."""

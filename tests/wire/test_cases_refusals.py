@@ -54,6 +54,7 @@ ELSEWHERE = {
     "EngineError",
     "RelayError",  # the relay's own answers: tests/unit/top/test_relaying.py
     "StackError",
+    "StallLimitError",  # ends a stream that has begun
     "StoreError",
     "TraceError",
     "UnauthorizedError",  # Envoy's, asked by its filter: test_gateway_auth.py

@@ -77,6 +77,14 @@ def test_the_command_adds_to_a_file(tmp_path: Path) -> None:
     assert not any(key in file.read_text() for key in keys)
 
 
+def test_the_command_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    """A file whose last line was left without an end keeps the key of that line, and gets the new one."""
+    file = tmp_path / "keys"
+    file.write_text(api_keys.line("acme", "one"))
+    key = key_command.make("other", file).splitlines()[0].removeprefix("key:").strip()
+    assert api_keys.load(file) == {digest("one"): "acme", digest(key): "other"}
+
+
 def test_the_command_leaves_a_wrong_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says what is wrong with it, and shows no key that would not work."""
     file = tmp_path / "notes"

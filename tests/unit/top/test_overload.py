@@ -46,13 +46,23 @@ class Unheard:
 
 
 class Looks(MemoryStore):
-    """A store that counts looks at its ledger, can be unable to answer them, and can be slow to charge."""
+    """Counts looks at its ledger; can be unable to answer them, slow to charge, and slow to note an empty queue."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
         self.looks = 0
         self.gone = False
         self.slow_s = 0.0
+        self.waits_noted = False
+        self.emptied = asyncio.Event()
+        self.emptied.set()
+
+    async def put_states(self, pool: str, states: Mapping[str, bytes]) -> None:
+        """See `Store.put_states`."""
+        self.waits_noted = any(msgspec.msgpack.decode(note)[1] for note in states.values())
+        if not self.waits_noted:
+            await self.emptied.wait()
+        await super().put_states(pool, states)
 
     async def reserve(self, ask: Reserve) -> Reservation:
         """See `Store.reserve`."""
@@ -282,6 +292,25 @@ async def test_a_request_waits_until_one_ends() -> None:
         decision = await waiting
         assert float(decision.metadata[QUEUED]) >= 100.0
         assert await in_flight(worker.store) == LIMIT
+
+
+async def test_one_that_comes_while_the_queue_is_told_to_be_empty_has_its_turn() -> None:
+    """The store takes a while to note that nobody waits any more: who begins to wait meanwhile is not forgotten."""
+    async with Worker(action="queue").running() as worker:
+        store = worker.store
+        assert isinstance(store, Looks)
+        first, second, *_ = await worker.fill()
+        (waiting,) = worker.waits()
+        await until(lambda: worker.waiting() == 1 and store.waits_noted)
+        store.emptied.clear()
+        await worker.router.settle(first)
+        await waiting
+        (late,) = worker.waits()
+        await until(lambda: worker.waiting() == 1)
+        store.emptied.set()
+        await worker.router.settle(second)
+        await until(late.done)
+        await late
 
 
 async def test_only_who_waits_long_asks_the_gateway_for_patience() -> None:
