@@ -51,6 +51,7 @@ class OverloadedError(WarmpathError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = max(1, retry_after_s)
+        self.headers = {"retry-after": str(self.retry_after_s)}
 
 
 class QueueTimeoutError(WarmpathError):
@@ -231,6 +232,6 @@ class StackError(WarmpathError):
 
 
 class WorkerError(WarmpathError):
-    """A worker of this host did not answer its keeper."""
+    """Another process of the sidecar, a worker or the relay, did not answer in time."""
 
     reason = "worker_unreachable"

@@ -138,7 +138,7 @@ class Judging:
                 at_once = msgspec.structs.replace(rules, strikes=1)
                 self._took(pool, endpoint, await self._around.store.judge(pool, endpoint, verdict, at_once))
         except StoreError as error:
-            log.debug("a verdict is lost: %s", error)
+            log.debug("a verdict is lost", extra={"pool": pool, "endpoint": endpoint, "error": str(error)})
 
     async def _is_dead(self, pool: str, endpoint: str) -> bool:
         """Ask an engine for its health; one question at a time is enough."""

@@ -7,11 +7,11 @@ import msgspec
 from extproc.envoy.contract import Served
 from extproc.govern.quota_text import Carried
 from extproc.govern.quotas import Correction, Draw, alone
+from extproc.telemetry.metrics import GONE
 
 CARRIED = "quota"
 """Key of a decision's metadata with what it took."""
 
-_GONE = frozenset({"DC", "DPE", "DR"})
 _ERROR = 400
 _SERVER_ERROR = 500
 _TOO_MANY = 429
@@ -42,7 +42,7 @@ def used(served: Served, counted: float) -> Used:
     """
     if 0 < served.status < _ERROR:
         return Used(True, _tokens(served, counted))
-    if served.status == 0 and _GONE.intersection(served.flags):
+    if served.status == 0 and GONE.intersection(served.flags):
         return Used(True, max(0.0, _prompt(served)) if served.destination else 0.0)
     refused = _ERROR <= served.status < _SERVER_ERROR and served.status != _TOO_MANY
     return Used(refused, 0.0)

@@ -19,6 +19,11 @@ POOL = "x-warmpath-pool"
 """Header that Envoy's `cluster_header` route reads."""
 REASON = "x-warmpath-reason"
 """Response header that names why a request was refused."""
+ONCE = "x-warmpath-once"
+"""Header that takes a request whose body ends in trailers, in duplex mode, to a route that tries it once only.
+
+Envoy 1.40 keeps a body for another try, and sends one that ends in trailers twice at the first try already
+(envoy#45470). Its decompressor puts trailers after each gzip body."""
 KEY_HEADERS = ("authorization", "api-key", "x-api-key")
 """Request headers that clients show their key in: OpenAI's as `Bearer`, Azure's and Anthropic's."""
 FALLBACK_HEADER = "x-warmpath-fallback"

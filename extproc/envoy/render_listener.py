@@ -24,7 +24,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config
 from extproc.config_relay import AVOID
-from extproc.envoy.contract import DESTINATION, METADATA, POOL, REASON
+from extproc.envoy.contract import DESTINATION, METADATA, ONCE, POOL, REASON
 from extproc.envoy.render_filters import ATTEMPTS_EVERY_S, access_logs, http_filters
 from extproc.envoy.render_parts import FLOW_WINDOW, extension, seconds, socket_address
 from extproc.envoy.render_replies import local_replies
@@ -34,7 +34,7 @@ from extproc.request.shapes import PRIORITY_HEADER
 
 TENANT = "x-warmpath-tenant"
 """Set by Envoy's authentication, never by the client."""
-FORGEABLE = (POOL, TENANT, REASON, AVOID)
+FORGEABLE = (POOL, TENANT, REASON, AVOID, ONCE)
 """Internal headers that a client may not set; those that begin with `DESTINATION` go as well."""
 
 _HEADERS_TIMEOUT_S = 10

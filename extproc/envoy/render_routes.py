@@ -1,5 +1,7 @@
 """Renders the routes: the sidecar's choice of pool, the fallback without one, and retries."""
 
+from collections.abc import Sequence
+
 import msgspec
 from envoy_data_plane.envoy.config.core.v3 import (
     HeaderValue,
@@ -28,7 +30,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config, Gateway
 from extproc.config_gateway import GatewayRoute
-from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, POOL
+from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, ONCE, POOL
 from extproc.envoy.render_auth import hidden_headers
 from extproc.envoy.render_parts import EXT_PROC, milliseconds, seconds
 from extproc.envoy.render_quotas import quota_headers
@@ -48,6 +50,7 @@ _MESSAGES_CALL = HeaderMatcher(
 )
 """Its path as `request.shapes` reads it: behind any prefix, slashes at the end and the query passed over."""
 _PICKED = [HeaderMatcher(name=POOL, present_match=True)]
+_ONCE = HeaderMatcher(name=ONCE, present_match=True)
 _KNOWN = ("/v1/models", *PATHS)
 """Paths that are served, with what lies below them: what Warmpath reads, and what goes with it."""
 
@@ -85,9 +88,8 @@ def scopes(gateway: Gateway) -> list[Scope]:
 def routes(config: Config) -> RouteConfiguration:
     """One virtual host for every name; host names belong to whoever stands before Warmpath."""
     default_pool = next(iter(config.models.values())).pool
-    picked = _action(config, RouteAction(cluster_header=POOL))
-    fallback = _action(config, RouteAction(cluster=default_pool))
     everything = scopes(config.gateway)
+    duplex = config.gateway.body_mode == "duplex" and config.retries.max > 0
     return RouteConfiguration(
         name="warmpath",
         virtual_hosts=[
@@ -96,18 +98,32 @@ def routes(config: Config) -> RouteConfiguration:
                 domains=["*"],
                 routes=[
                     *relay_routes(config),
-                    *(route for scope in everything for route in _routes("picked", scope, _PICKED, picked)),
-                    *(route for scope in everything for route in _routes("fallback", scope, [], fallback)),
+                    *(_decided(config, default_pool, everything, once=True) if duplex else []),
+                    *_decided(config, default_pool, everything),
                     *([_unknown()] if config.gateway.only_known_paths else []),
                 ],
                 request_body_buffer_limit=config.gateway.max_body_bytes,
             )
         ],
-        request_headers_to_remove=hidden_headers(config),
+        request_headers_to_remove=[*hidden_headers(config), *([ONCE] if duplex else [])],
         response_headers_to_add=[_says_who_answers(), *quota_headers(config)],
         # The pool comes from the sidecar at run time, so clusters are looked up when it is named.
         validate_clusters=False,
     )
+
+
+def _decided(config: Config, default_pool: str, everything: Sequence[Scope], *, once: bool = False) -> list[Route]:
+    """Routes of requests with a pick, and of those without one; `once` those of `contract.ONCE`."""
+    picked = _action(config, RouteAction(cluster_header=POOL))
+    fallback = _action(config, RouteAction(cluster=default_pool))
+    name, marked = "", list[HeaderMatcher]()
+    if once:
+        picked.retry_policy = fallback.retry_policy = None
+        name, marked = "once ", [_ONCE]
+    return [
+        *(route for scope in everything for route in _routes(f"{name}picked", scope, [*marked, *_PICKED], picked)),
+        *(route for scope in everything for route in _routes(f"{name}fallback", scope, marked, fallback)),
+    ]
 
 
 def _says_who_answers() -> HeaderValueOption:

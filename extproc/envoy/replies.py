@@ -10,9 +10,9 @@ from typing import Any, Final
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
-from extproc.envoy.contract import DESTINATION, METADATA, POOL, REASON, Decision
+from extproc.envoy.contract import DESTINATION, METADATA, ONCE, POOL, REASON, Decision
 from extproc.envoy.exchange import Action
-from extproc.errors import OverloadedError, WarmpathError
+from extproc.errors import WarmpathError
 
 CHUNK_BYTES: Final = 62_000
 """Largest piece of an echoed body; Envoy's documentation asks for at most 64 KB, frame overhead included."""
@@ -39,12 +39,22 @@ CONSTANT: Final[dict[Action, bytes]] = {
 """Replies that change nothing, one for each kind of message."""
 
 
-def on_headers(decision: Decision | None) -> bytes:
-    """Reply to the request headers that carries the pick; without a decision, the reply that changes nothing."""
-    if decision is None:
+def on_headers(decision: Decision | None, *, once: bool = False) -> bytes:
+    """Reply to the request headers that carries the pick; without a decision, the reply that changes nothing else.
+
+    Args:
+        decision: the pick.
+        once: see `contract.ONCE`.
+    """
+    if decision is None and not once:
         return CONSTANT[Action.FORWARD_HEADERS]
     reply = pb.ProcessingResponse()
-    _pick(reply, reply.request_headers.response, decision)
+    common = reply.request_headers.response
+    common.clear_route_cache = True
+    if decision is not None:
+        _pick(reply, common, decision)
+    if once:
+        _set_header(common.header_mutation, ONCE, b"1")
     serialised: bytes = reply.SerializeToString()
     return serialised
 
@@ -112,8 +122,6 @@ def refusal(error: WarmpathError) -> bytes:
     answer.details = f"warmpath_{error.reason}"
     _set_header(answer.headers, "content-type", b"application/json")
     _set_header(answer.headers, REASON, error.reason.encode())
-    if isinstance(error, OverloadedError):
-        _set_header(answer.headers, "retry-after", b"%d" % error.retry_after_s)
     for name, value in error.headers.items():
         _set_header(answer.headers, name, value.encode())
     serialised: bytes = reply.SerializeToString()

@@ -227,7 +227,7 @@ class Stream:
             self._release()
             await write(replies.on_body(decision))
             return
-        await write(replies.on_headers(decision))
+        await write(replies.on_headers(decision, once=action is Action.ANSWER_TRAILERS))
         if action is not Action.ANSWER_HEADERS:
             if decision is not None and decision.body is not None:
                 body = decision.body

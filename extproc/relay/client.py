@@ -69,7 +69,5 @@ class Client:
 
 def refusal(error: WarmpathError) -> web.Response:
     """An error as the whole answer."""
-    headers = {_REASON: error.reason}
-    if isinstance(seconds := getattr(error, "retry_after_s", None), int):
-        headers["retry-after"] = str(seconds)
+    headers = {**error.headers, _REASON: error.reason}
     return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=headers)

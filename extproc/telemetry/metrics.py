@@ -5,11 +5,12 @@ children that takes 16 µs of CPU in all, where the OpenTelemetry SDK (1.45) tak
 
 Labels come from closed sets: pools, endpoints and policies of the configuration, outcomes and reasons of this
 package. As access-log entries name pools and endpoints too, each family is capped all the same: past
-`MAX_SERIES` label sets, new ones are counted under `other`. No prompt, key, session or tenant is ever a label.
+`MAX_SERIES` label sets, new ones are counted under `other`. No prompt, key or session is ever a label, and a
+tenant only as a rule of the configuration names it.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,6 +24,8 @@ from extproc.telemetry.token_metrics import TokenMetrics
 
 SessionOutcome = Literal["none", "new", "pinned", "moved"]
 Outcome = Literal["ok", "client_error", "engine_error", "disconnected", "no_answer", "time_limit"]
+GONE: Final = frozenset({"DC", "DPE", "DR"})
+"""Envoy's response flags of a client that closed its connection, broke the protocol, or reset its stream (HTTP/2)."""
 UsageSource = Literal["engine", "asked", "counted", "none"]
 """Where the tokens of an answer are known from: the engine's report, one that Warmpath asked for on a stream, the bytes
 of the answer, or nowhere."""
@@ -298,13 +301,13 @@ def outcome_of(status: int, flags: Sequence[str], stage: str = "") -> Outcome:
 
     Args:
         status: HTTP status that was sent to the client; 0 when none was.
-        flags: Envoy's response flags by their short names; `DC` and `DPE` are the client's doing.
+        flags: Envoy's response flags by their short names; those of `GONE` are the client's doing.
             https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage
         stage: time limit that ended it; empty when none did.
     """
     if stage:
         return "time_limit"
-    if "DC" in flags or "DPE" in flags:
+    if GONE.intersection(flags):
         return "disconnected"
     if status == 0:
         return "no_answer"

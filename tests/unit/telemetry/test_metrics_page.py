@@ -211,6 +211,8 @@ def test_the_page_has_no_creation_times() -> None:
         (200, ("DC",), "disconnected"),
         (0, ("DC",), "disconnected"),
         (0, ("DPE",), "disconnected"),
+        (200, ("DR",), "disconnected"),
+        (0, ("DR",), "disconnected"),
     ],
 )
 def test_outcomes(status: int, flags: tuple[str, ...], expected: str) -> None:

@@ -127,6 +127,7 @@ def test_other_answers_teach_no_speed(changes: dict[str, object], ttft_s: float)
         (0, (), False),
         (0, ("DC",), True),
         (0, ("DPE",), True),
+        (0, ("DR",), True),
         (503, ("DC",), True),
     ],
 )

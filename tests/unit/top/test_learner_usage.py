@@ -61,7 +61,8 @@ async def test_counted_lengths_are_learnt_like_reported_ones() -> None:
     """How long answers grow is needed for the load they make; an answer that was cut short does not tell."""
     assert answered(served(**SILENT), "a", 0.5, 64.0).output_tokens == 64.0
     assert answered(served(**SILENT), "a", 0.5).output_tokens == -1.0
-    assert answered(served(**SILENT, flags=("DC",)), "a", 0.5, 64.0).output_tokens == -1.0
+    for gone in ("DC", "DPE", "DR"):
+        assert answered(served(**SILENT, flags=(gone,)), "a", 0.5, 64.0).output_tokens == -1.0
     assert answered(served(output_tokens=7, metadata=CHAT), "a", 0.5, 64.0).output_tokens == 7.0
     several = served(**(SILENT | {"metadata": CHAT | {"sequences": 4.0}}))
     assert answered(several, "a", 0.5, 64.0).output_tokens == 16.0
