@@ -250,7 +250,7 @@ async def running_gateway(
             timeouts=timeouts or Timeouts(),
             rate_limits=rate_limits or RateLimits(),
             gateway=msgspec.structs.replace(
-                gateway or Gateway(),
+                gateway or Gateway(message_timeout_ms=20_000),  # a busy machine is no fault
                 listen=f"127.0.0.1:{free_port()}",
                 admin=f"127.0.0.1:{free_port()}",
                 sidecar=Sidecar(socket_dir=str(folder), workers=1),
