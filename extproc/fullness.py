@@ -46,7 +46,7 @@ class Fullness:
         try:
             loads = await self._store.loads(pool.name)
         except StoreError:
-            # Nobody is turned away because Redis is gone: engines have queues of their own.
+            # A worker answers from its own ledger when Redis is gone; where there is none, nobody is turned away.
             self.room = UNKNOWN
             return UNKNOWN
         found = self._room(pool, settings, loads, subset)

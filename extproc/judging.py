@@ -39,17 +39,17 @@ class _Seen(msgspec.Struct):
 
     Attributes:
         breakers: breakers that are not as good as new, as the store had them last.
-        read_at: when that was, by a clock that never goes back.
         probes: endpoints that this worker may try, until when.
         busy: endpoints that had no room, until when.
         pace: how long their first tokens take.
+        members: endpoints of the pool at the last look.
     """
 
     breakers: dict[str, values.Breaker] = msgspec.field(default_factory=dict)
-    read_at: float = 0.0
     probes: dict[str, float] = msgspec.field(default_factory=dict)
     busy: dict[str, float] = msgspec.field(default_factory=dict)
     pace: Pace = msgspec.field(default_factory=Pace)
+    members: set[str] = msgspec.field(default_factory=set)
 
 
 class Judging:
@@ -180,6 +180,9 @@ class Judging:
             members = {each.id for each in pool.endpoints}
             seen = self._seen_in(pool.name)
             seen.pace.keep(members)
+            for left in (seen.members | seen.breakers.keys()) - members:
+                self._metrics.forget(pool.name, left)
+            seen.members = members
             try:
                 found = await self._around.store.breakers(pool.name)
                 if gone := found.keys() - members:
@@ -189,7 +192,6 @@ class Judging:
             for name in {*found, *seen.breakers} & members:
                 self._note(pool.name, name, found.get(name, values.Breaker()))
             seen.breakers = {name: each for name, each in found.items() if name in members}
-            seen.read_at = self._clock.monotonic()
             await self._ask_for_probes(pool.name, seen)
         self.mark()
 

@@ -18,6 +18,7 @@ from extproc.config_overload import TenantShare
 from extproc.deciding import Asked
 from extproc.envoy.contract import Call
 from extproc.govern.queue import QUANTUM, Entry, band_of
+from extproc.govern.saturation import UNKNOWN
 from extproc.queue_board import QueueBoard
 from extproc.request.model import Request
 from extproc.rules_overload import rules_in
@@ -43,6 +44,7 @@ class Overload:
         self._own = f"{around.replica}-"
         self._known: Config | None = None
         self._watched: set[str] = set()
+        self._shown: set[str] = set()
         self.lines: Mapping[str, WaitingLine] = {
             pool: WaitingLine(pool, around, QueueBoard(around.store, pool, around.replica, clock), metrics, clock)
             for pool in around.knowledge
@@ -100,9 +102,16 @@ class Overload:
         while True:
             await asyncio.sleep(self._around.config.telemetry.scrape_ms / 1000)
             for name, pool in self._around.fleet.pools.items():
+                line = self.lines[name]
                 if self.watches(name):
-                    await self.lines[name].full.look(pool, self.lines[name].rules.saturation)
-                    self.lines[name].show()
+                    self._shown.add(name)
+                    await line.full.look(pool, line.rules.saturation)
+                    line.show()
+                elif name in self._shown:
+                    # Nobody looks any more: what was seen last must not stand on the page for ever.
+                    self._shown.discard(name)
+                    line.full.room = UNKNOWN
+                    line.show()
 
     async def close_after(self, seconds: float) -> None:
         """Go on for so long, then refuse whoever waits or comes to wait: this worker stops."""

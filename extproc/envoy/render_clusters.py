@@ -54,6 +54,7 @@ from extproc.envoy.render_answers import answer_filters
 from extproc.envoy.render_auth import jwks_clusters
 from extproc.envoy.render_parts import (
     FLOW_WINDOW,
+    ejection_at_once,
     extension,
     grpc_service,
     keeper_addresses,
@@ -240,18 +241,7 @@ def _workers(config: Config) -> Cluster:
         )
     ]
     # One failed connection is enough: the next worker is as good, and health checks bring the lost one back.
-    cluster.outlier_detection = OutlierDetection(
-        interval=seconds(1),
-        base_ejection_time=seconds(1),
-        max_ejection_time=seconds(5),
-        max_ejection_percent=100,
-        enforcing_consecutive_5xx=0,
-        enforcing_success_rate=0,
-        split_external_local_origin_errors=True,
-        consecutive_local_origin_failure=1,
-        enforcing_consecutive_local_origin_failure=100,
-        enforcing_local_origin_success_rate=0,
-    )
+    cluster.outlier_detection = ejection_at_once()
     return cluster
 
 

@@ -30,11 +30,9 @@ from extproc.envoy.render_parts import FLOW_WINDOW, extension, seconds, socket_a
 from extproc.envoy.render_replies import local_replies
 from extproc.envoy.render_routes import routes
 from extproc.envoy.render_tls import transport_socket
-from extproc.request.shapes import PRIORITY_HEADER
+from extproc.request.shapes import PRIORITY_HEADER, TENANT_HEADER
 
-TENANT = "x-warmpath-tenant"
-"""Set by Envoy's authentication, never by the client."""
-FORGEABLE = (POOL, TENANT, REASON, AVOID, ONCE)
+FORGEABLE = (POOL, TENANT_HEADER, REASON, AVOID, ONCE)
 """Internal headers that a client may not set; those that begin with `DESTINATION` go as well."""
 
 _HEADERS_TIMEOUT_S = 10

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import betterproto2
+from envoy_data_plane.envoy.config.cluster.v3 import OutlierDetection
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
     BackoffStrategy,
@@ -16,6 +17,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     SocketAddress,
     TypedExtensionConfig,
 )
+from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher, RouteMatch
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.google.protobuf import Any
 
@@ -89,6 +91,29 @@ def reconnect(tries: int, longest_ms: float = 20) -> RetryPolicy:
         ],
         host_selection_retry_max_attempts=5,
     )
+
+
+def ejection_at_once() -> OutlierDetection:
+    """Leave a host out at its first failed connection, for a second or a little more; its answers do not matter."""
+    return OutlierDetection(
+        interval=seconds(1),
+        base_ejection_time=seconds(1),
+        max_ejection_time=seconds(5),
+        max_ejection_percent=100,
+        enforcing_consecutive_5xx=0,
+        enforcing_success_rate=0,
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=1,
+        enforcing_consecutive_local_origin_failure=100,
+        enforcing_local_origin_success_rate=0,
+    )
+
+
+def below(path: str, headers: list[HeaderMatcher]) -> RouteMatch:
+    """What finds a path and all that lies below it, among requests with such headers; every path where it is empty."""
+    if bare := path.rstrip("/"):
+        return RouteMatch(path_separated_prefix=bare, headers=headers)
+    return RouteMatch(prefix="/", headers=headers)
 
 
 def worker_addresses(hosts: Sequence[str], workers: int, first_port: int, socket_dir: str) -> list[Address]:

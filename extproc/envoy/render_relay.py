@@ -1,11 +1,6 @@
 """Renders the way to the relay: which requests take it, and the cluster that they go to."""
 
-from envoy_data_plane.envoy.config.cluster.v3 import (
-    Cluster,
-    ClusterCommonLbConfig,
-    ClusterDiscoveryType,
-    OutlierDetection,
-)
+from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterCommonLbConfig, ClusterDiscoveryType
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
     HealthCheck,
@@ -39,7 +34,15 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import RELAY_CLUSTER, Config
 from extproc.config_relay import ASKING, SERVED_BY
-from extproc.envoy.render_parts import EXT_PROC, milliseconds, pipe_address, seconds, socket_address
+from extproc.envoy.render_parts import (
+    EXT_PROC,
+    below,
+    ejection_at_once,
+    milliseconds,
+    pipe_address,
+    seconds,
+    socket_address,
+)
 
 _CALL = HeaderMatcher(
     name=":path",
@@ -61,15 +64,9 @@ def relay_routes(config: Config) -> list[Route]:
         return []
     asked = _route("relay", RouteMatch(prefix="/", headers=[_ASKED, _POST, _CALL]), config)
     configured = (
-        _route(f"relay {path}", _below(path, [_NOT_DECLINED, _POST, _CALL]), config) for path in config.relay.paths
+        _route(f"relay {path}", below(path, [_NOT_DECLINED, _POST, _CALL]), config) for path in config.relay.paths
     )
     return [asked, *configured]
-
-
-def _below(path: str, headers: list[HeaderMatcher]) -> RouteMatch:
-    if below := path.rstrip("/"):
-        return RouteMatch(path_separated_prefix=below, headers=headers)
-    return RouteMatch(prefix="/", headers=headers)
 
 
 def _route(name: str, match: RouteMatch, config: Config) -> Route:
@@ -127,18 +124,7 @@ def relay_clusters(config: Config) -> list[Cluster]:
                 )
             ],
             # One failed connection is enough: the other way in serves as well, and health checks bring the relay back.
-            outlier_detection=OutlierDetection(
-                interval=seconds(1),
-                base_ejection_time=seconds(1),
-                max_ejection_time=seconds(5),
-                max_ejection_percent=100,
-                enforcing_consecutive_5xx=0,
-                enforcing_success_rate=0,
-                split_external_local_origin_errors=True,
-                consecutive_local_origin_failure=1,
-                enforcing_consecutive_local_origin_failure=100,
-                enforcing_local_origin_success_rate=0,
-            ),
+            outlier_detection=ejection_at_once(),
             typed_extension_protocol_options={
                 "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(
                     UpstreamOptions(

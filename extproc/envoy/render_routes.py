@@ -32,7 +32,7 @@ from extproc.config import Config, Gateway
 from extproc.config_gateway import GatewayRoute
 from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, ONCE, POOL
 from extproc.envoy.render_auth import hidden_headers
-from extproc.envoy.render_parts import EXT_PROC, milliseconds, seconds
+from extproc.envoy.render_parts import EXT_PROC, below, milliseconds, seconds
 from extproc.envoy.render_quotas import quota_headers
 from extproc.envoy.render_relay import relay_routes
 from extproc.errors import UnknownPathError
@@ -68,9 +68,7 @@ class Scope(msgspec.Struct, frozen=True):
 
     def match(self, headers: list[HeaderMatcher]) -> RouteMatch:
         """What finds them, among requests with such headers."""
-        if below := self.path.rstrip("/"):
-            return RouteMatch(path_separated_prefix=below, headers=headers)
-        return RouteMatch(prefix="/", headers=headers)
+        return below(self.path, headers)
 
     def named(self, kind: str) -> str:
         """Name of their route of some kind, such as `fallback` or `fallback /v1/embeddings`."""

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Final, Literal
 
 Verdict = Literal["good", "strike", "neutral"]
+"""What one answer says of its endpoint: it works, it does not, or nothing."""
 
 _BROKEN: Final = frozenset({"UF", "UC", "UR", "UPE"})
 """Envoy's response flags of a connection that failed, ended or was reset by the engine, or that spoke no HTTP. Silence

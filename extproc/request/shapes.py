@@ -29,6 +29,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 B = TypeVar("B", bound=Body)
 
 TENANT_HEADER = "x-warmpath-tenant"
+"""Set by Envoy's authentication, never by the client."""
 PRIORITY_HEADER = "x-warmpath-priority"
 
 _MAX_INT = 2**31 - 1

@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from extproc.state.values import Breaker, BreakerRules, Verdict
+from extproc.govern.breaker import Verdict
+from extproc.state.values import Breaker, BreakerRules
 
 State = Literal["closed", "open", "half_open"]
 _DOUBLINGS: Final = 16

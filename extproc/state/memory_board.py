@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from extproc.clock import Clock
+from extproc.govern.breaker import Verdict
 from extproc.state.breakers import Kept, after, probed, state_of, view
 from extproc.state.holdings import Holdings
-from extproc.state.values import Breaker, BreakerRules, Verdict
+from extproc.state.values import Breaker, BreakerRules
 
 
 class MemoryBoard:

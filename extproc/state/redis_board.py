@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from extproc.errors import StoreError
+from extproc.govern.breaker import Verdict
 from extproc.state.redis_calls import RedisCalls, data, number, unpacked
-from extproc.state.values import Breaker, BreakerRules, Verdict
+from extproc.state.values import Breaker, BreakerRules
 
 _pack = msgspec.msgpack.Encoder().encode
 _read_breaker = msgspec.msgpack.Decoder(tuple[str, int, int, float]).decode

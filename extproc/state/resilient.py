@@ -31,6 +31,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from extproc.clock import Clock, SystemClock
 from extproc.errors import StoreError
+from extproc.govern.breaker import Verdict
 from extproc.state.memory import MemoryStore
 from extproc.state.shared_quota import SharedQuota
 from extproc.state.sharing import Sharing
@@ -48,7 +49,6 @@ from extproc.state.values import (
     Reservation,
     Reserve,
     Settle,
-    Verdict,
 )
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ policies; all arithmetic that must be atomic across replicas lives behind the ve
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from extproc.govern.breaker import Verdict
 from extproc.state.quota_store import QuotaStore
 from extproc.state.values import (
     MAX_PINS,
@@ -21,7 +22,6 @@ from extproc.state.values import (
     Reserve,
     Settle,
     Snapshot,
-    Verdict,
 )
 
 READ_LIMIT = 256

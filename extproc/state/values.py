@@ -186,10 +186,6 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     parts: Sequence[bytes]
 
 
-Verdict = Literal["good", "strike", "neutral"]
-"""What one answer says of its endpoint: it works, it does not, or nothing."""
-
-
 class BreakerRules(msgspec.Struct, frozen=True, gc=False):
     """When a breaker opens.
 

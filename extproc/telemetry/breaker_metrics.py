@@ -31,3 +31,7 @@ class BreakerMetrics:
         if state == "open":
             self._openings.at(pool, endpoint).inc()
         self._open.at(pool, endpoint).set({"open": 1.0, "half_open": 0.5}.get(state, 0.0))
+
+    def forget(self, pool: str, endpoint: str) -> None:
+        """Drop the gauge of an endpoint that left; its counters stay, as counters must."""
+        self._open.drop(pool, endpoint)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc.state.values import Breaker, BreakerRules, Verdict
+from extproc.govern.breaker import Verdict
+from extproc.state.values import Breaker, BreakerRules
 from tests.contract.conftest import MemoryWorld, RedisWorld, World, redis_world_on
 from tests.valkey import Valkey
 

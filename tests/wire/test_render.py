@@ -18,8 +18,9 @@ import pytest_asyncio
 from envoy.data.accesslog.v3 import accesslog_pb2
 
 from extproc.config import BodyMode, Config, Gateway, Model, Pool, Sidecar, Timeouts
+from extproc.config_relay import AVOID
 from extproc.envoy.contract import DESTINATION, METADATA, POOL, REASON, SERVED
-from extproc.envoy.render_listener import TENANT
+from extproc.request.shapes import TENANT_HEADER
 from tests.ports import free_port
 from tests.wire.envoy import RunningEnvoy, running_envoy
 from tests.wire.standins import Engine, Keeper, Orders, Seen, Worker
@@ -154,7 +155,8 @@ def stack(shared_stack: Stack) -> Stack:
 
 async def test_forged_internal_headers_are_removed_before_anyone_reads_them(stack: Stack) -> None:
     """A client cannot choose its endpoint, pool, tenant or priority; its session stays its own."""
-    forged = {DESTINATION: "192.0.2.9:1", SERVED: "192.0.2.9:1", POOL: "other", TENANT: "boss", REASON: "none"}
+    forged = {DESTINATION: "192.0.2.9:1", SERVED: "192.0.2.9:1", POOL: "other", TENANT_HEADER: "boss", REASON: "none"}
+    forged[AVOID] = stack.addresses[1]
     stack.orders.destinations = [stack.addresses[1]]
     answer = await stack.post(headers={**forged, "x-session-id": "s", "x-warmpath-priority": "3"})
     seen = stack.last_seen.headers
@@ -162,7 +164,7 @@ async def test_forged_internal_headers_are_removed_before_anyone_reads_them(stac
     assert (seen["x-session-id"], "x-warmpath-priority" in seen) == ("s", False)
     assert answer.json["endpoint"] == stack.addresses[1]
     assert answer.json["headers"][POOL] == "main"
-    assert not {SERVED, TENANT, REASON} & set(answer.json["headers"])
+    assert not {SERVED, TENANT_HEADER, REASON, AVOID} & set(answer.json["headers"])
 
 
 async def test_keys_and_cookies_reach_the_engine_but_never_the_sidecar(stack: Stack) -> None:

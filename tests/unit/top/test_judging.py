@@ -290,13 +290,16 @@ async def test_strangers_are_not_judged(replica: Callable[..., Replica]) -> None
 
 
 async def test_an_endpoint_that_left_is_forgotten(replica: Callable[..., Replica]) -> None:
-    """Who comes to its name later begins with a closed breaker."""
+    """Its gauge goes too, or its alert would never end; who comes to its name later begins with a closed breaker."""
     one = replica()
+    gauge = 'warmpath_breaker_open{endpoint="a",pool="main"}'
     await one.strikes()
+    assert f"{gauge} 1.0" in one.metrics.page().decode()
     pool = one.around.fleet.pools["main"]
     rest = msgspec.structs.replace(pool, endpoints=pool.endpoints[1:])
     one.around.fleet = Fleet({"main": rest}, {"m": "main"}, "main")
     await one.judging.refresh()
+    assert gauge not in one.metrics.page().decode()
     one.around.fleet = Fleet({"main": pool}, {"m": "main"}, "main")
     await one.judging.refresh()
     assert one.served_by() == list(NAMES)

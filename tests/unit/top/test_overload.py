@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc import waiting_line
+from extproc import config_overload, waiting_line
 from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.clock import SystemClock
 from extproc.config import Config
@@ -495,6 +495,15 @@ async def test_a_queue_is_shown() -> None:
         await worker.router.settle(worker.served[0])
         await waiting
         assert worker.counted('warmpath_queue_left_total{class="normal",outcome="granted",pool="main"} 7.0')
+
+
+async def test_a_pool_that_passes_again_shows_no_saturation() -> None:
+    """Nobody looks at it any more: what was seen last would stand on the page for ever."""
+    async with Worker(action="reject").running() as worker:
+        await worker.fill()
+        await until(lambda: worker.counted('warmpath_saturated_endpoints{pool="main"} 2.0'))
+        worker.around.config = msgspec.structs.replace(worker.around.config, overload=config_overload.Overload())
+        await until(lambda: worker.counted('warmpath_saturated_endpoints{pool="main"} 0.0'))
 
 
 async def test_who_continues_a_stored_response_is_sent_nowhere_else() -> None:
