@@ -31,6 +31,8 @@ _MOST_TASKS: Final = 64
 
 Dead = Callable[[str], Awaitable[bool]]
 
+_CLOSED: Final = values.Breaker()
+
 log = logging.getLogger(__name__)
 
 
@@ -123,7 +125,9 @@ class Judging:
             self._metrics.strike(pool, endpoint)
         elif before is None or (verdict == "neutral" and before.state == "closed"):
             return  # nothing that it could change
-        if len(self._tasks) < _MOST_TASKS:
+        if len(self._tasks) >= _MOST_TASKS:
+            self._metrics.lost()
+        else:
             task = asyncio.get_running_loop().create_task(self._tell(pool, endpoint, verdict))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -138,6 +142,7 @@ class Judging:
                 at_once = msgspec.structs.replace(rules, strikes=1)
                 self._took(pool, endpoint, await self._around.store.judge(pool, endpoint, verdict, at_once))
         except StoreError as error:
+            self._metrics.lost()
             log.debug("a verdict is lost", extra={"pool": pool, "endpoint": endpoint, "error": str(error)})
 
     async def _is_dead(self, pool: str, endpoint: str) -> bool:
@@ -165,7 +170,7 @@ class Judging:
         self._mark(pool)
 
     def _note(self, pool: str, endpoint: str, after: values.Breaker) -> None:
-        before = self._seen_in(pool).breakers.get(endpoint, values.Breaker())
+        before = self._seen_in(pool).breakers.get(endpoint, _CLOSED)
         if before.state != after.state:
             self._metrics.changed(pool, endpoint, after.state)
             told = {"pool": pool, "endpoint": endpoint}
@@ -180,17 +185,19 @@ class Judging:
             members = {each.id for each in pool.endpoints}
             seen = self._seen_in(pool.name)
             seen.pace.keep(members)
-            for left in (seen.members | seen.breakers.keys()) - members:
+            gone = (seen.members | seen.breakers.keys()) - members
+            for left in gone:
                 self._metrics.forget(pool.name, left)
             seen.members = members
             try:
-                found = await self._around.store.breakers(pool.name)
-                if gone := found.keys() - members:
+                # Another replica may have endpoints already that this one has not heard of: those are not its to drop.
+                if gone:
                     await self._around.store.drop_breakers(pool.name, gone)
+                found = await self._around.store.breakers(pool.name) if self._around.config.breakers.strikes else {}
             except StoreError:
                 continue
             for name in {*found, *seen.breakers} & members:
-                self._note(pool.name, name, found.get(name, values.Breaker()))
+                self._note(pool.name, name, found.get(name, _CLOSED))
             seen.breakers = {name: each for name, each in found.items() if name in members}
             await self._ask_for_probes(pool.name, seen)
         self.mark()
@@ -201,7 +208,9 @@ class Judging:
         seen.probes = {name: until for name, until in seen.probes.items() if name in half_open and until > now}
         for name in half_open - seen.probes.keys():
             try:
-                if await self._around.store.probe(pool, name, PROBE_MS):
+                allowed = await self._around.store.probe(pool, name, PROBE_MS)
+                # It may have failed meanwhile.
+                if allowed and seen.breakers.get(name, _CLOSED).state == "half_open":
                     seen.probes[name] = now + PROBE_MS / 1000
             except StoreError:
                 return

@@ -27,6 +27,7 @@ from extproc.govern.drain_rate import DrainRate, retry_after_s
 from extproc.govern.queue import BANDS, Bounds, Entry, FairQueue
 from extproc.govern.shares import Demand, Share, share_of
 from extproc.queue_board import QueueBoard, mark
+from extproc.quota_limits import secret_of
 from extproc.rules_overload import rules_in
 from extproc.surroundings import Surroundings
 from extproc.telemetry.overload_metrics import Left, OverloadMetrics
@@ -217,13 +218,13 @@ class WaitingLine:
             waiter.turn.set_result(None)
 
     async def _read_board(self, low_share: float) -> None:
-        tenants = self._around.config.overload.tenants
-        names = {tenant: mark(tenant) for _, tenant in self._queue.demand()}
+        tenants, secret = self._around.config.overload.tenants, secret_of(self._around.config)
+        names = {tenant: mark(secret, tenant) for _, tenant in self._queue.demand()}
         mine: Demand = {(band, names[tenant]): tokens for (band, tenant), tokens in self._queue.demand().items()}
         await self._board.tell(mine)
         others = await self._board.others()
         self._shared = bool(others)
-        weights = {mark(tenant): each.weight for tenant, each in tenants.items()}
+        weights = {mark(secret, tenant): each.weight for tenant, each in tenants.items()}
         self._share = share_of(mine, others, weights, low_share) if others else _ALONE
         self._queue.scale = {
             tenant: self._share.scale[key] for tenant, key in names.items() if key in self._share.scale

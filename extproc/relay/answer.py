@@ -7,8 +7,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from extproc.errors import OverloadedError
 from extproc.relay.asked import Asked
 from extproc.relay.events import DONE, event_of
+from extproc.relay.limits import Room
 from extproc.relay.resuming import Received, Sending
 
 Death = Literal["cut", "stalled", "error", "aborted", "failed", "refused", "unfit"]
@@ -25,6 +27,10 @@ _TOOLS: Final = {"tool_calls", "function_call"}
 _Json = dict[str, Any]
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+_ID_BYTES = 36
+"""A token id in a list: a reference, and a number of its own."""
 
 
 class Lost(Exception):  # noqa: N818 -- what became of an engine, not a fault of ours
@@ -44,13 +50,21 @@ class Answer:
         complete: whether nothing more is to come from an engine.
     """
 
-    def __init__(self, asked: Asked, longest: int) -> None:
-        """`longest` is how many bytes of text and token ids are kept; an answer that is longer cannot be continued."""
+    def __init__(self, asked: Asked, longest: int, memory: Room) -> None:
+        """An answer that is kept no more, for its own length or that of all, cannot be continued.
+
+        Args:
+            asked: the request.
+            longest: how many bytes of text and token ids are kept.
+            memory: what all requests may hold together.
+        """
         self.received = Received()
         self.sent = False
         self.complete = False
         self._asked = asked
         self._room = longest
+        self._memory = memory
+        self._kept = 0
         self._head: _Json = {}
         self._said_role = False
         self._finished: set[int] = set()
@@ -70,6 +84,25 @@ class Answer:
     def too_long(self) -> bool:
         """Whether more was received than is kept."""
         return self._room < 0
+
+    def release(self) -> None:
+        """Nothing of it is kept any more."""
+        self._memory.give(self._kept)
+        self._kept = 0
+
+    def _keeps(self, size: int) -> bool:
+        """Make room for so many bytes more; False when there is none, from then on."""
+        if self._room >= 0:
+            self._room -= size
+        if self._room < 0:
+            return False
+        try:
+            self._memory.take(size)
+        except OverloadedError:
+            self._room = -1
+            return False
+        self._kept += size
+        return True
 
     def begin(self, sending: Sending) -> None:
         """The next events come from another engine, asked by `sending`."""
@@ -157,8 +190,7 @@ class Answer:
 
     def _keep_prompt(self, ids: Any) -> None:
         if isinstance(ids, list) and not self._continues:
-            self.received.prompt_ids = ids
-            self._room -= 8 * len(ids)
+            self.received.prompt_ids = ids if self._keeps(_ID_BYTES * len(ids)) else None
 
     def _take_choice(self, choice: _Json) -> bool:
         """Note one choice and make it one of this answer; False when nothing of it is for the client.
@@ -223,16 +255,13 @@ class Answer:
         received = self.received
         if isinstance(ids, list):
             self._by_events += len(ids)
-            self._room -= 8 * len(ids)
-            if received.ids is not None and self._room >= 0:
+            if received.ids is not None and self._keeps(_ID_BYTES * len(ids)):
                 received.ids += ids
         elif text:
             self._by_events += 1
             received.ids = None
-        if text:
-            self._room -= len(text)
-            if self._room >= 0:
-                received.parts.append(text)
+        if text and self._keeps(len(text)):
+            received.parts.append(text)
         self._count()
 
     def _note_usage(self, usage: _Json) -> None:

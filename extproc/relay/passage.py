@@ -93,7 +93,13 @@ class Passage:
                 raise RelayError(f"the answer is longer than the {self._limits.max_body} bytes that a relay holds")
 
     async def _streamed(self) -> web.StreamResponse:
-        answer = Answer(self._asked, self._limits.max_body)
+        answer = Answer(self._asked, self._limits.max_body, self._room)
+        try:
+            return await self._answered(answer)
+        finally:
+            answer.release()
+
+    async def _answered(self, answer: Answer) -> web.StreamResponse:
         sending = self._first()
         while True:
             got = await self._stream_try(sending, answer)

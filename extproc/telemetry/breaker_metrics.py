@@ -12,6 +12,7 @@ class BreakerMetrics:
         self._slow = families.counter("breaker_slow_total", "Strikes for first tokens that were far too late.", at)
         self._openings = families.counter("breaker_openings_total", "Times that a breaker was seen to open.", at)
         self._probes = families.counter("breaker_probes_total", "Requests sent to try an endpoint again.", at)
+        self._lost = families.counter("breaker_verdicts_lost_total", "Verdicts that the store was not told.", ())
         self._open = families.gauge("breaker_open", "1 while an endpoint's breaker is open, 0.5 half open, else 0.", at)
 
     def strike(self, pool: str, endpoint: str) -> None:
@@ -21,6 +22,10 @@ class BreakerMetrics:
     def slow(self, pool: str, endpoint: str) -> None:
         """It does for being late."""
         self._slow.at(pool, endpoint).inc()
+
+    def lost(self) -> None:
+        """A verdict could not be told."""
+        self._lost.at().inc()
 
     def probe(self, pool: str, endpoint: str) -> None:
         """This worker tries an endpoint whose breaker is half open."""

@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from extproc.relay.answer import Answer, Lost
 from extproc.relay.asked import Api, read
 from extproc.relay.events import DONE, Splitter
+from extproc.relay.limits import Room
 from extproc.relay.resuming import Sending, continued, first
+from extproc.telemetry.relay_metrics import RelayMetrics
 
 PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 PROMPT_IDS = [101, 102, 103]
 LONGEST = 1 << 20
 TOKENS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=4), min_size=1, max_size=12)
+
+
+def roomy(size: int = 1 << 30) -> Room:
+    """Memory of a relay that holds nothing yet."""
+    return Room(size, RelayMetrics("test"))
 
 
 class Engine:
@@ -127,7 +134,7 @@ class Seen:
 def relayed(asked: Any, engine: Engine, cuts: Sequence[int]) -> tuple[Seen, list[Sending]]:
     """An answer whose engine is lost after so many events, again and again, and then is whole."""
     api = asked.api
-    answer, sent, pieces = Answer(asked, LONGEST), [], []
+    answer, sent, pieces = Answer(asked, LONGEST, roomy()), [], []
     sending = first(asked, PATHS[api], ids=True)
     for cut in [*cuts, None]:
         sent.append(sending)
@@ -205,7 +212,7 @@ def test_running_usage_counts_on_over_engines() -> None:
 def started(**fields: Any) -> Answer:
     """An answer to a chat that is about to begin."""
     asked = request("chat", **fields)
-    answer = Answer(asked, LONGEST)
+    answer = Answer(asked, LONGEST, roomy())
     answer.begin(first(asked, PATHS["chat"], ids=True))
     return answer
 
@@ -285,7 +292,7 @@ def test_the_role_alone_is_nothing_of_the_answer() -> None:
 def test_white_space_that_a_template_took_away_is_not_doubled(prompt_tokens: int, text: str) -> None:
     """Usage tells whether the open message kept its end: one token too few, and the line break is generated again."""
     asked = request("chat", stream_options={"include_usage": True})
-    answer = Answer(asked, LONGEST)
+    answer = Answer(asked, LONGEST, roomy())
     answer.begin(first(asked, PATHS["chat"], ids=True))
     pieces = answer.take(chunk({"content": "a"}, usage=usage(3, 1)))
     pieces += answer.take(chunk({"content": "\n"}, usage=usage(3, 2)))
@@ -301,7 +308,7 @@ def test_an_engine_lost_after_the_last_token_leaves_the_answer_whole() -> None:
     """The reason and usage that it did not come to say are said for it."""
     asked = request("completion", max_tokens=2)
     engine = Engine(["a", "b", "c"], ids=True, running=True)
-    answer = Answer(asked, LONGEST)
+    answer = Answer(asked, LONGEST, roomy())
     answer.begin(sending := first(asked, PATHS["completion"], ids=True))
     pieces = [piece for data in engine.events(sending)[:2] for piece in answer.take(data)]
     seen = Seen([*pieces, *answer.close()])
@@ -319,12 +326,27 @@ def test_usage_that_nobody_told_is_not_made_up() -> None:
 def test_an_answer_beyond_the_bound_is_passed_on_but_not_kept() -> None:
     """Memory for one answer is bounded; the client still gets all of it."""
     asked = request("chat")
-    answer = Answer(asked, 100)
+    answer = Answer(asked, 100, roomy())
     answer.begin(first(asked, PATHS["chat"], ids=True))
     pieces = [piece for _ in range(50) for piece in answer.take(chunk({"content": "x" * 10}))]
     assert len(pieces) == 50
     assert answer.too_long
     assert len(answer.received.text) <= 100
+
+
+def test_answers_share_the_memory_of_their_relay() -> None:
+    """When all together hold as much as they may, an answer is passed on and not kept; its end gives room back."""
+    asked, room = request("chat"), roomy(250)
+    one, other = Answer(asked, LONGEST, room), Answer(asked, LONGEST, room)
+    for answer in (one, other):
+        answer.begin(first(asked, PATHS["chat"], ids=True))
+        assert len([piece for _ in range(20) for piece in answer.take(chunk({"content": "x" * 10}))]) == 20
+    assert (one.too_long, other.too_long) == (False, True)
+    assert len(other.received.text) == 50
+    one.release()
+    one.release()
+    other.release()
+    room.take(250)
 
 
 def test_choices_are_passed_on_side_by_side() -> None:
@@ -355,7 +377,7 @@ EVENTS = st.recursive(
 def test_whatever_an_engine_sends_is_taken_or_its_end(events: list[Any], api: Api) -> None:
     """Events of the wrong shape are passed on, or count as the engine's death; nothing else is raised."""
     asked = request(api)
-    answer = Answer(asked, LONGEST)
+    answer = Answer(asked, LONGEST, roomy())
     answer.begin(first(asked, PATHS[api], ids=True))
     for event in events:
         try:

@@ -289,6 +289,29 @@ async def test_strangers_are_not_judged(replica: Callable[..., Replica]) -> None
     assert one.around.fleet is before
 
 
+async def test_a_replica_drops_no_breaker_of_an_endpoint_that_it_never_had(replica: Callable[..., Replica]) -> None:
+    """While `endpoints` changes, the others may have more of them already: their strikes stay."""
+    one, other = replica(), replica()
+    pool = other.around.fleet.pools["main"]
+    fewer = msgspec.structs.replace(pool, endpoints=pool.endpoints[1:])
+    other.around.fleet = Fleet({"main": fewer}, {"m": "main"}, "main")
+    await one.strikes("a")
+    await other.judging.refresh()
+    await one.judging.refresh()
+    assert one.served_by() == ["b", "c", "d"]
+
+
+async def test_switched_off_while_one_is_open_all_are_closed(replica: Callable[..., Replica]) -> None:
+    """A changed file is taken: the endpoint is used, and its gauge says so."""
+    one = replica()
+    await one.strikes()
+    config = one.around.config
+    one.around.config = msgspec.structs.replace(config, breakers=msgspec.structs.replace(RULES, strikes=0))
+    await one.judging.refresh()
+    assert one.served_by() == list(NAMES)
+    assert 'warmpath_breaker_open{endpoint="a",pool="main"} 0.0' in one.metrics.page().decode()
+
+
 async def test_an_endpoint_that_left_is_forgotten(replica: Callable[..., Replica]) -> None:
     """Its gauge goes too, or its alert would never end; who comes to its name later begins with a closed breaker."""
     one = replica()

@@ -6,7 +6,8 @@ from extproc.clock import ManualClock
 from extproc.queue_board import BOARD, QueueBoard, mark
 from extproc.state.memory import MemoryStore
 
-DEMAND = {(1, mark("acme")): 500.0, (2, mark("other")): 20.0}
+SECRET = b"secret"
+DEMAND = {(1, mark(SECRET, "acme")): 500.0, (2, mark(SECRET, "other")): 20.0}
 
 
 def boards() -> tuple[QueueBoard, QueueBoard, ManualClock, MemoryStore]:
@@ -78,4 +79,4 @@ async def test_names_of_tenants_do_not_enter_the_store() -> None:
     await one.tell(DEMAND)
     (note,) = (await store.states("main" + BOARD)).values()
     assert b"acme" not in note
-    assert msgspec.msgpack.decode(note)[1][0] == [1, mark("acme"), 500.0]
+    assert msgspec.msgpack.decode(note)[1][0] == [1, mark(SECRET, "acme"), 500.0]
