@@ -12,7 +12,7 @@ from extproc.quotas import Quotas
 from extproc.request.model import RouteKind
 from extproc.router import Surroundings
 from extproc.state.feed import Answered
-from extproc.telemetry.metrics import GONE, Finished, Metrics, UsageSource, outcome_of
+from extproc.telemetry.metrics import CUT, GONE, Finished, Metrics, UsageSource, outcome_of
 
 _OK = 200
 _PREFILLED = range(200, 400)
@@ -127,7 +127,7 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
     answer comes after its generation, or after somebody else's failure. Cached tokens are compared with the prediction
     of the first try as well: what a second one finds, the first may have put there.
     """
-    gone = bool(GONE.intersection(served.flags))
+    gone, cut = bool(GONE.intersection(served.flags)), bool(CUT.intersection(served.flags))
     # An engine refuses a prompt (400, 404, 429) before it prefills anything. One that gave no token in time may have
     # done nothing.
     prefilled = (served.status in _PREFILLED or gone) and served.stage not in _UNBEGUN
@@ -143,7 +143,7 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
         prompt_tokens=float(served.prompt_tokens),
         backlog_tokens=backlog,
         cached_tokens=float(served.cached_tokens) if teaches else -1.0,
-        output_tokens=output_tokens(served, -1.0 if gone or served.stage else counted),
+        output_tokens=output_tokens(served, -1.0 if gone or cut or served.stage else counted),
     )
 
 

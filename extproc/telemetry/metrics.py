@@ -23,7 +23,9 @@ from extproc.telemetry.store_metrics import StoreMetrics
 from extproc.telemetry.token_metrics import TokenMetrics
 
 SessionOutcome = Literal["none", "new", "pinned", "moved"]
-Outcome = Literal["ok", "client_error", "engine_error", "disconnected", "no_answer", "time_limit"]
+Outcome = Literal["ok", "client_error", "engine_error", "cut", "disconnected", "no_answer", "time_limit"]
+CUT: Final = frozenset({"UF", "UC", "UR", "UPE"})
+"""Envoy's response flags of a connection to the engine that failed, ended early or was reset, or that spoke no HTTP."""
 GONE: Final = frozenset({"DC", "DPE", "DR"})
 """Envoy's response flags of a client that closed its connection, broke the protocol, or reset its stream (HTTP/2)."""
 UsageSource = Literal["engine", "asked", "counted", "none"]
@@ -313,4 +315,6 @@ def outcome_of(status: int, flags: Sequence[str], stage: str = "") -> Outcome:
         return "no_answer"
     if status >= 500:
         return "engine_error"
+    if CUT.intersection(flags):
+        return "cut"
     return "client_error" if status >= 400 else "ok"

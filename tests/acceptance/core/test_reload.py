@@ -18,6 +18,8 @@ from tests.waiting import until, until_async
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUMBERS = itertools.count()
+PROCESSES = 3
+"""Those that follow the file: `serve`, the keeper and one worker."""
 
 
 class Edited(msgspec.Struct, frozen=True):
@@ -83,10 +85,10 @@ async def test_a_new_endpoint_gets_traffic_without_a_restart(edited: Edited) -> 
     ids=["no YAML", "misspelt key", "missing pool", "empty"],
 )
 async def test_a_bad_edit_is_refused_and_said(edited: Edited, mistake: str, named: str) -> None:
-    """The configuration in use stays, worker and keeper say why, and the next good edit is taken."""
+    """The configuration in use stays, every process says why, and the next good edit is taken."""
     refused = edited.heard("is refused")
     await asyncio.to_thread(edited.path.write_text, mistake, encoding="utf-8")
-    await until(lambda: edited.heard("is refused") == refused + 2)
+    await until(lambda: edited.heard("is refused") == refused + PROCESSES)
     assert all(named in line for line in list(edited.local.journal.containing("is refused"))[refused:])
     for _ in range(5):
         assert not await edited.gets_traffic(2)

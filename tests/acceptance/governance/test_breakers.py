@@ -146,6 +146,18 @@ async def test_five_failures_leave_an_engine_alone_until_it_is_well(fleet: Fleet
     await until_async(in_use)
 
 
+async def test_an_answer_that_its_engine_broke_off_is_told_from_a_whole_one(fleet: Fleet) -> None:
+    """Its status was 200 long before: it counts as cut, and not as one that went well."""
+    cut = await fleet.local.metric("warmpath_requests_total", outcome="cut")
+    async with fleet.behaving(Behave(cut_at=150), 0, 1, 2, 3):
+        assert await fleet.chats(8) == {0: 8}
+
+        async def counted() -> bool:
+            return await fleet.local.metric("warmpath_requests_total", outcome="cut") >= cut + 8
+
+        await until_async(counted)
+
+
 async def test_a_stopped_engine_costs_no_request_and_returns(fleet: Fleet) -> None:
     """Case D4: connections are refused, other endpoints answer; started again, it is used again."""
     async with fleet.engines[0].stopped():

@@ -3,6 +3,7 @@
 from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.clock import ManualClock
 from extproc.deciding import Outcome
+from extproc.envoy.access_log import LogCounts
 from extproc.envoy.processor import Counts
 from extproc.errors import StoreError
 from extproc.request.model import RouteKind
@@ -104,6 +105,26 @@ def test_totals_of_other_parts_are_not_added_twice() -> None:
     page = shows.page().decode()
     assert 'warmpath_exchange_anomalies_total{kind="failed_open"} 5.0' in page
     assert 'warmpath_refusals_total{reason="no_endpoint"} 3.0' in page
+
+
+def test_entries_of_the_access_log_that_could_not_be_read_are_shown() -> None:
+    """Those that were lost, and those that lack their usage, are two kinds of anomalies, counted once."""
+    shows, _ = showing()
+    counts = LogCounts(entries=9, malformed=2, usage_unreadable=3)
+    shows.watch_log(counts)
+    shows.page()
+    counts.malformed += 4
+    page = shows.page().decode()
+    assert 'warmpath_exchange_anomalies_total{kind="log_unreadable"} 6.0' in page
+    assert 'warmpath_exchange_anomalies_total{kind="usage_unreadable"} 3.0' in page
+
+
+def test_a_worker_shows_what_its_access_log_could_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is that of the very service that takes the entries."""
+    monkeypatch.setenv("WARMPATH_REDIS_URL", "redis://127.0.0.1:1")
+    parts = compose(Config())
+    parts.access_log.take(b"\xff\xff")
+    assert 'warmpath_exchange_anomalies_total{kind="log_unreadable"} 1.0' in parts.showing.page().decode()
 
 
 def test_an_endpoint_that_left_is_not_shown_for_ever() -> None:
