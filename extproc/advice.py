@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from extproc import advice_traffic
 from extproc.config import Config
 from extproc.govern.stages import Shape, limits_of
 
@@ -17,8 +18,11 @@ _LEAST_STALL_S: Final = 2.0
 
 
 def warnings(config: Config) -> list[str]:
-    """One line each, that names the place, the reason and the remedy."""
-    return [*_too_short(config), *_hidden(config), *_hasty(config)]
+    """One line each, that names the place, the reason and the remedy.
+
+    Raises ConfigError when the file of API keys, whose names tell who can be a tenant, cannot be used.
+    """
+    return [*_too_short(config), *_hidden(config), *_hasty(config), *advice_traffic.warnings(config)]
 
 
 def _too_short(config: Config) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Reads `warmpath.yaml`: YAML to `Config`, every mistake as a `ConfigError` with file, line, path and remedy."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,35 @@ def load(path: Path) -> Config:
         ConfigError: the file cannot be read, is not YAML, has an unknown or repeated key, a value of the wrong
             type or out of range, or sections that contradict one another.
     """
-    try:
-        # One byte more than is taken tells that there is more.
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}): name an existing file with --config") from error
-    return parse(content, path)
+    return parse(_content(path), path)
+
+
+def places(path: Path) -> Callable[[str], str]:
+    """What tells `file:line: path` of a path such as `$.pools.main` in a file. Raises ConfigError as `load`."""
+    return _Lines(str(path), _compose(_text(_content(path), path), str(path))).place
 
 
 def parse(content: bytes, path: Path) -> Config:
     """Check the content of the file at `path`, which is not read again. Raises ConfigError as `load`."""
+    return loads(_text(content, path), str(path))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        # One byte more than is taken tells that there is more.
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}): name an existing file with --config") from error
+
+
+def _text(content: bytes, path: Path) -> str:
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes: this is not a warmpath.yaml")
     try:
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from error
-    return loads(text, str(path))
 
 
 def loads(text: str, name: str = "<text>") -> Config:

@@ -18,6 +18,7 @@ from msgspec import Meta
 from extproc.config import Address, Name, Section
 from extproc.config_gateway import ClaimName, RoutePath
 from extproc.config_pools import ZmqAddress
+from extproc.config_relay import RelayPath
 
 _TYPE_WORDS = {
     bool: "true or false",
@@ -27,15 +28,19 @@ _TYPE_WORDS = {
     list: "a list such as [a, b]",
     dict: "a mapping of `key: value` lines",
 }
+_PATH_WORDS = "a path without query, for example "
+_NAME_PATTERN = typing.get_args(Name)[1].pattern
 _PATTERN_WORDS = {
     typing.get_args(Address)[1].pattern: "`host:port`, for example 127.0.0.1:8001",
-    typing.get_args(Name)[1].pattern: "1 to 63 letters, digits, dots, hyphens or underscores; first a letter or digit",
+    _NAME_PATTERN: "1 to 63 letters, digits, dots, hyphens or underscores; first a letter or digit",
     r"^(rediss?(\+(sentinel|cluster))?|unix)://": "a redis://, rediss:// or unix:// URL, +sentinel or +cluster",
     typing.get_args(ZmqAddress)[1].pattern: "a ZMQ address, for example tcp://*:5557",
-    typing.get_args(RoutePath)[1].pattern: "a path without query, for example /v1/embeddings",
+    typing.get_args(RoutePath)[1].pattern: f"{_PATH_WORDS}/v1/embeddings",
+    typing.get_args(RelayPath)[1].pattern: f"{_PATH_WORDS}/v1/chat/completions",
     typing.get_args(ClaimName)[1].pattern: "the name of a claim, for example sub or org.team",
     r"^(https?://.+)?$": "an http:// or https:// URL, for example http://10.0.0.9:8100",
 }
+_LEAST_BEGINNING = 3
 _SHOWN_CHARS = 80
 _HIDDEN = ".secret"
 _USER_INFO = re.compile(r"://[^/\s]*@")
@@ -56,7 +61,14 @@ class Mistake(msgspec.Struct, frozen=True):
 def nearest(word: str, known: Iterable[str], what: str) -> str:
     """A remedy for a word that is not known: the nearest known one, or all of them."""
     names = [*known]
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    # A word that begins with a known one is meant before another that only looks like it: `maximum` is `max`, not
+    # `max_ms`.
+    begun = sorted((name for name in names if len(name) >= _LEAST_BEGINNING and word.startswith(name)), key=len)
+    near = (
+        difflib.get_close_matches(word, names, n=1, cutoff=0.75)
+        or begun[-1:]
+        or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    )
     return f"did you mean `{near[0]}`?" if near else f"{what}: {', '.join(sorted(names))}"
 
 
@@ -139,14 +151,20 @@ def _in_leaf(value: Any, kind: Any, limits: Meta, path: str) -> Mistake | None:
         choices = typing.get_args(kind)
         if value in choices:
             return None
-        remedy = nearest(value, choices, "valid are") if isinstance(value, str) else f"valid are: {', '.join(choices)}"
+        if isinstance(value, str):
+            remedy = nearest(value, choices, "valid are")
+        elif str(value) in choices:
+            remedy = f'write it in quotes: "{value}"'  # YAML reads 1.3 as a number
+        else:
+            remedy = f"valid are: {', '.join(choices)}"
         return Mistake(path, f"found {_shown(value, path)}: {remedy}")
     if isinstance(value, float) and not math.isfinite(value):
         return Mistake(path, f"found {_shown(value, path)}: write {_type_words(kind)}")
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        return _wrong_type(value, kind, path)
+        words = "" if value is None or limits.pattern == _NAME_PATTERN else _PATTERN_WORDS.get(limits.pattern or "", "")
+        return Mistake(path, f"found {_shown(value, path)}: write {words}") if words else _wrong_type(value, kind, path)
     try:
         msgspec.convert(value, Annotated[kind, limits])
     except msgspec.ValidationError:

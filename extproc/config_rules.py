@@ -12,7 +12,7 @@ from extproc.config_mistakes import Mistake, first_mistake, nearest
 from extproc.errors import ConfigError
 from extproc.request.volatile import rules_of
 from extproc.rules_gateway import gateway_agrees
-from extproc.rules_limits import limits_agree
+from extproc.rules_limits import breakers_tell_slow_from_quick, limits_agree
 from extproc.rules_overload import fallbacks_lead_on, waits_fit
 from extproc.rules_quotas import quotas_agree
 from extproc.rules_relay import relay_agrees
@@ -61,6 +61,7 @@ def first_contradiction(config: Config) -> Mistake | None:
         waits_fit,
         gateway_agrees,
         limits_agree,
+        breakers_tell_slow_from_quick,
         quotas_agree,
         relay_agrees,
     )

@@ -23,6 +23,7 @@ class Fullness:
         in_flight: sequences that this worker has there.
         coming: sequences that were let through and are not in the ledger yet.
         coming_tokens: prompt tokens of these.
+        at_work: at the last look, somebody had requests there; True while nobody could tell.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -30,6 +31,7 @@ class Fullness:
         self.in_flight = 0
         self.coming = 0
         self.coming_tokens = 0.0
+        self.at_work = True
         self._store = store
         self._clock = clock
         self._batches = Batches()
@@ -47,11 +49,13 @@ class Fullness:
             loads = await self._store.loads(pool.name)
         except StoreError:
             # A worker answers from its own ledger when Redis is gone; where there is none, nobody is turned away.
-            self.room = UNKNOWN
+            self.room, self.at_work = UNKNOWN, True
             return UNKNOWN
         found = self._room(pool, settings, loads, subset)
         if subset is None:
             self.room = found
+            mine = self.in_flight + self.coming > 0
+            self.at_work = mine or any(load.running > 0 for load in loads.values())
         return msgspec.structs.replace(
             found, sequences=found.sequences - self.coming, tokens=found.tokens - self.coming_tokens
         )

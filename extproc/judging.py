@@ -84,9 +84,9 @@ class Judging:
             self._mark(pool.name)
         self._judge(pool.name, endpoint, rule.verdict(attempt.status, attempt.flags))
 
-    def timed_out(self, pool: str, endpoint: str) -> None:
-        """A request ran into one of its time limits at this endpoint."""
-        self._judge(pool, endpoint, "strike")
+    def timed_out(self, pool: str, endpoint: str, verdict: Verdict = "strike") -> None:
+        """A request ran into one of its time limits at this endpoint; neutral where that may be the client's doing."""
+        self._judge(pool, endpoint, verdict)
 
     def answered(self, pool: Pool, work_tokens: float, served: Served, endpoint: str) -> None:
         """A request was answered to its end by this endpoint; where that failed, `attempt` tells.

@@ -29,6 +29,9 @@ _UNBEGUN = frozenset({"headers", "first_token"})
 _STANDSTILLS = frozenset({"first_token", "stall"})
 """Time limits that speak against the endpoint that the request was ended at. What tries without headers say comes from
 Envoy's own log of them, and a long answer is nobody's fault."""
+_UNREAD_BYTES = 32 * 1024
+"""From so many bytes of an answer on, a client that does not read looks like an engine that stands still: Envoy stops
+reading from the engine once 64 KiB wait for a client (`render_listener.READ_BUFFER`), part of which is framing."""
 
 
 class Learner:
@@ -53,6 +56,9 @@ class Learner:
 
     def observe(self, served: Served) -> None:
         """See `Observer.observe`."""
+        if self._quotas is not None:
+            # Whatever refused a request before it had a pool: what it took before its body comes back.
+            self._quotas.ended_ahead(served)
         pool = self._around.fleet.pools.get(served.pool)
         if pool is None:
             self._metrics.access_log("foreign")
@@ -87,7 +93,7 @@ class Learner:
             self._gossip.learn(pool.name, told)
             if self._judging is not None and endpoint:
                 if served.stage in _STANDSTILLS:
-                    self._judging.timed_out(pool.name, endpoint)
+                    self._judging.timed_out(pool.name, endpoint, "neutral" if _may_be_unread(served) else "strike")
                 else:
                     self._judging.answered(pool, told.work_tokens, served, endpoint)
 
@@ -145,6 +151,11 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
         cached_tokens=float(served.cached_tokens) if teaches else -1.0,
         output_tokens=output_tokens(served, -1.0 if gone or cut or served.stage else counted),
     )
+
+
+def _may_be_unread(served: Served) -> bool:
+    """Whether the client may have stopped reading, which no endpoint is to blame for: clients could open breakers."""
+    return served.stage == "stall" and served.response_bytes >= _UNREAD_BYTES
 
 
 def usage_source(served: Served, counted: float) -> UsageSource | None:

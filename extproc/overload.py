@@ -88,7 +88,10 @@ class Overload:
 
     def charged(self, pool: str, sequences: int) -> None:
         """See `Gate.charged`."""
-        self.lines[pool].full.in_flight += sequences
+        line = self.lines[pool]
+        line.full.in_flight += sequences
+        if line.drain.idle:
+            line.drain.at_work(self._clock.monotonic(), working=True)
 
     def settled(self, pool: str, sequences: int) -> None:
         """See `Gate.settled`."""
@@ -106,11 +109,13 @@ class Overload:
                 if self.watches(name):
                     self._shown.add(name)
                     await line.full.look(pool, line.rules.saturation)
+                    line.drain.at_work(self._clock.monotonic(), working=line.full.at_work)
                     line.show()
                 elif name in self._shown:
                     # Nobody looks any more: what was seen last must not stand on the page for ever.
                     self._shown.discard(name)
                     line.full.room = UNKNOWN
+                    line.drain.at_work(self._clock.monotonic(), working=True)
                     line.show()
 
     async def close_after(self, seconds: float) -> None:

@@ -11,6 +11,10 @@ from extproc.telemetry.metrics import GONE
 
 CARRIED = "quota"
 """Key of a decision's metadata with what it took."""
+AHEAD = "quota_ahead"
+"""The same of what was taken before the body was read."""
+AHEAD_BY = "quota_ahead_by"
+"""Key of the metadata with the replica that took that."""
 
 _ERROR = 400
 _SERVER_ERROR = 500
@@ -46,6 +50,17 @@ def used(served: Served, counted: float) -> Used:
         return Used(True, max(0.0, _prompt(served)) if served.destination else 0.0)
     refused = _ERROR <= served.status < _SERVER_ERROR and served.status != _TOO_MANY
     return Used(refused, 0.0)
+
+
+def refused_undecided(served: Served) -> bool:
+    """Whether a request was answered by an error before it was decided, so that no engine has seen it."""
+    return not served.charge_id and not served.destination and served.status >= _ERROR
+
+
+def returned(carried: Carried, *, share: float, own: bool) -> Correction:
+    """All that was taken comes back; arguments as in `correction`."""
+    back = [msgspec.structs.replace(each, amount=-each.amount) for each in carried.draws]
+    return Correction(carried.at, () if carried.local else back, [alone(each, share) for each in back] if own else ())
 
 
 def _tokens(served: Served, counted: float) -> float:

@@ -19,13 +19,14 @@ from extproc.config import Config
 from extproc.deciding import Asked
 from extproc.envoy.contract import Call, Decision, Served
 from extproc.envoy.rate_limit import Asked as Ahead
+from extproc.envoy.rate_limit import Passed
 from extproc.errors import DuplicateRequestError, RateLimitedError, StoreError
 from extproc.govern import quota_text, quotas
 from extproc.govern.quota_rules import Rules
 from extproc.govern.quotas import Correction, Draw, Take, Taken
 from extproc.idempotency import Idempotency
 from extproc.quota_limits import Bound, bounds_of, refusal, response_headers
-from extproc.quota_usage import CARRIED, correction, used
+from extproc.quota_usage import AHEAD, AHEAD_BY, CARRIED, correction, refused_undecided, returned, used
 from extproc.request.model import RouteKind
 from extproc.state.store import Store
 from extproc.surroundings import Held, Surroundings
@@ -90,10 +91,11 @@ class Quotas:
                 # Requests that name no model yet were held against these limits before their body was read.
                 if bound.draw.unit == "requests" and config.rate_limits.before_body and bound.model is None:
                     continue
+                # Nothing is estimated of a path that is no API, but an engine may generate there: what its usage tells
+                # is owed afterwards, and while it is, nothing more passes.
                 amount = 1.0 if bound.draw.unit == "requests" else tokens
-                if amount > 0:
-                    draws.append(msgspec.structs.replace(bound.draw, amount=amount))
-                    bounds.append(bound)
+                draws.append(msgspec.structs.replace(bound.draw, amount=amount))
+                bounds.append(bound)
         if not draws:
             return Held(claim=claim)
         taken = await self._store.take(Take(draws, pool.name, self._share(config)))
@@ -104,7 +106,7 @@ class Quotas:
             raise self._refused(draws, bounds, taken)
         return Held(draws, taken, claim)
 
-    async def ahead(self, asked: Sequence[Ahead]) -> Mapping[str, str]:
+    async def ahead(self, asked: Sequence[Ahead]) -> Passed:
         """See `rate_limit.Limiter.ahead`: one step for all descriptors; a limit that several name is taken once."""
         config = self._current()
         found: dict[str, tuple[Draw, Bound]] = {}
@@ -113,13 +115,16 @@ class Quotas:
                 if bound.draw.unit == "requests":
                     found[bound.draw.bucket] = msgspec.structs.replace(bound.draw, amount=one.hits), bound
         if not found:
-            return {}
+            return Passed()
         draws = [draw for draw, _ in found.values()]
         taken = await self._store.take(Take(draws, "", self._share(config)))
         self._note(draws, taken)
         if not taken.allowed:
             raise self._refused(draws, [bound for _, bound in found.values()], taken)
-        return response_headers(quota_text.headers(draws, taken))
+        headers = response_headers(quota_text.headers(draws, taken))
+        if not any(draw.amount for draw in draws):
+            return Passed(headers)
+        return Passed(headers, {AHEAD: quota_text.carried(draws, taken), AHEAD_BY: self._around.replica})
 
     def _note(self, draws: Sequence[Draw], taken: Taken) -> None:
         if taken.local:
@@ -180,6 +185,23 @@ class Quotas:
             self._metrics.corrected(found.tokens - taken)
         if told.draws or told.own:
             self._keep(self._correct(told))
+
+    def ended_ahead(self, served: Served) -> None:
+        """A request is over for which requests may have been taken before its body was read; returns at once.
+
+        They come back where those of a decision would; as it was not decided, where anything but an engine refused it.
+        """
+        text = served.metadata.get(AHEAD)
+        if not isinstance(text, str) or (used(served, -1.0).served and not refused_undecided(served)):
+            return
+        try:
+            carried = quota_text.read_carried(text)
+        except ValueError:
+            self._metrics.unknown("unreadable")
+            return
+        self._metrics.given_back()
+        own = served.metadata.get(AHEAD_BY) == self._around.replica
+        self._keep(self._correct(returned(carried, share=self._share(self._current()), own=own)))
 
     async def _correct(self, told: Correction) -> None:
         try:

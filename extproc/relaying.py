@@ -12,7 +12,9 @@ from aiohttp import web
 from extproc import __version__, addresses, reload
 from extproc.config import Config, split_address
 from extproc.errors import ConfigError, WorkerError
+from extproc.govern import stages
 from extproc.processes import until_stopped
+from extproc.relay.asked import Asked
 from extproc.relay.gateway import Gateway
 from extproc.relay.limits import Limits
 from extproc.relay.server import HEALTH, METRICS, Server
@@ -94,11 +96,17 @@ def limits_of(config: Config) -> Limits:
     """What the relay does and holds."""
     relay = config.relay
     silent = (name for name, model in config.models.items() if config.pools[model.pool].engine == "tensorrt_llm")
+
+    def request_s(asked: Asked) -> float:
+        shape = stages.Shape(asked.model, asked.api, asked.stream, -1.0)
+        return stages.limits_of(config.timeouts, shape).request_s
+
     return Limits(
         on_death=relay.on_death,
         max_attempts=relay.max_attempts,
         max_body=relay.max_body,
         silent=frozenset(silent),
+        request_s=request_s,
     )
 
 

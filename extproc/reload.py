@@ -62,6 +62,9 @@ def needs_restart(old: Config, new: Config) -> list[str]:
         parts.append("routing.block_tokens")
     if old.telemetry.access_log_flush_ms != new.telemetry.access_log_flush_ms:
         parts.append("telemetry.access_log_flush_ms")
+    # Envoy removes the header until it is rendered anew; switched off, it is passed over at once, by the workers.
+    if new.overload.client_priority and not old.overload.client_priority:
+        parts.append("overload.client_priority")
     for section, keys in _ENVOYS:
         before, after = getattr(old, section), getattr(new, section)
         parts += [f"{section}.{key}" for key in keys if getattr(before, key) != getattr(after, key)]
@@ -155,7 +158,9 @@ def _without_fixed(old: Config, new: Config) -> Config:
         timeouts=old.timeouts,
         retries=old.retries,
         relay=old.relay,
-        overload=new.overload,
+        overload=msgspec.structs.replace(
+            new.overload, client_priority=new.overload.client_priority and old.overload.client_priority
+        ),
         telemetry=new.telemetry,
         **{
             section: msgspec.structs.replace(

@@ -16,7 +16,7 @@ from extproc.choose.fleet import Pool
 from extproc.clock import Clock
 from extproc.current import Current, current_of
 from extproc.deciding import Asked, Facts
-from extproc.elsewhere import for_model, sequences_of, with_fact
+from extproc.elsewhere import for_model, is_undone, sequences_of, with_fact
 from extproc.envoy.contract import FALLBACK, QUEUED, Call, Decision
 from extproc.errors import NoEndpointError, OverloadedError, StoreError
 from extproc.fitting import Fits
@@ -208,7 +208,8 @@ class Router:
         )
         order = deciding.order_of(plan, picked)
         self._rerouting.decided(charge_id, route_of(reserve, order, ask.prompt_tokens))
-        return deciding.decision_of(asked, ask, pool, order, reservation, Facts(charge_id, predicted))
+        decision = deciding.decision_of(asked, ask, pool, order, reservation, Facts(charge_id, predicted))
+        return msgspec.structs.replace(decision, at=ended)
 
     async def served(self, decision: Decision, served: str) -> None:
         """See `Decider.served`."""
@@ -224,11 +225,18 @@ class Router:
             await self._learn_served(decision, served)
         # The resilient store queues what it cannot deliver; a bare store's charge ends with its lease.
         with contextlib.suppress(StoreError):
-            await self._around.store.settle(Settle(decision.pool, decision.charge_id, self._around.replica))
+            refund = self._undone(decision)
+            await self._around.store.settle(Settle(decision.pool, decision.charge_id, self._around.replica, refund))
         if self._around.meter is not None:
             self._around.meter.settled(decision)
         if self._around.gate is not None:
             self._around.gate.settled(decision.pool, sequences_of(decision))
+
+    def _undone(self, decision: Decision) -> bool:
+        pool = self._around.fleet.pools.get(decision.pool)
+        picked = decision.metadata.get("endpoint")
+        rate = next((each.rate for each in pool.endpoints if each.id == picked), 0.0) if pool else 0.0
+        return rate > 0.0 and is_undone(decision, rate, self._clock.monotonic())
 
     async def _learn_served(self, decision: Decision, served: str) -> None:
         """A foreign gateway told who answers. If that was not picked, charge, pin and profile go there."""

@@ -1,4 +1,4 @@
-"""What rules of time limits must agree on, once each value is right by itself."""
+"""What time limits and breakers must agree on, once each value is right by itself."""
 
 from collections.abc import Iterator
 
@@ -22,3 +22,11 @@ def limits_agree(config: Config) -> Iterator[Mistake]:
             if rule.streamed is False and getattr(rule, name) is not None:
                 remedy = "limit it by headers_s or request_s"
                 yield Mistake(f"{path}.{name}", f"an answer that is not streamed comes as a whole: {remedy}")
+
+
+def breakers_tell_slow_from_quick(config: Config) -> Iterator[Mistake]:
+    """Nobody is slow for being as quick as its peers."""
+    factor = config.breakers.slow_factor
+    if 0.0 < factor <= 1.0:
+        text = f"{factor:g}: every endpoint takes as long as its peers: write more than 1, or 0 to switch this off"
+        yield Mistake("$.breakers.slow_factor", text)

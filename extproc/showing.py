@@ -3,6 +3,7 @@
 import msgspec
 
 from extproc.deciding import Outcome
+from extproc.envoy.access_log import LogCounts
 from extproc.envoy.processor import Counts
 from extproc.follower import Counts as FeedCounts
 from extproc.router import Surroundings
@@ -20,6 +21,7 @@ class Showing:
         self._store = store
         self._store_shown = StoreShown(metrics.store, store)
         self._counts: Counts | None = None
+        self._log: LogCounts | None = None
         self._feed: FeedCounts | None = None
         self._told: dict[str, int] = {}
         self._shown: set[tuple[str, str]] = set()
@@ -27,6 +29,10 @@ class Showing:
     def watch(self, counts: Counts) -> None:
         """Show these counts of the ext_proc service too."""
         self._counts = counts
+
+    def watch_log(self, counts: LogCounts) -> None:
+        """Show these counts of the access log too."""
+        self._log = counts
 
     def watch_feed(self, counts: FeedCounts) -> None:
         """Show these counts of the feed too."""
@@ -86,6 +92,12 @@ class Showing:
         self._shown = current
 
     def _tell_counts(self) -> None:
+        if self._log is not None:
+            for kind, total in (
+                ("log_unreadable", self._log.malformed),
+                ("usage_unreadable", self._log.usage_unreadable),
+            ):
+                self._metrics.anomaly(kind, self._since_last(kind, total))
         if self._counts is None:
             return
         for reason, total in self._counts.refused.items():

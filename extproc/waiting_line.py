@@ -23,7 +23,7 @@ from extproc.errors import (
     WarmpathError,
 )
 from extproc.fullness import Fullness
-from extproc.govern.drain_rate import DrainRate, retry_after_s
+from extproc.govern.drain_rate import DrainRate
 from extproc.govern.queue import BANDS, Bounds, Entry, FairQueue
 from extproc.govern.shares import Demand, Share, share_of
 from extproc.queue_board import QueueBoard, mark
@@ -134,8 +134,7 @@ class WaitingLine:
         """A refusal that says when to come again: once what waits at the engines and here is gone at today's rate."""
         part = max(self._share.part, 0.01)
         ahead = self.full.room.waiting * part + len(self._waiters)
-        per_s = self.drain.per_s(self._clock.monotonic()) * part
-        return OverloadedError(why, retry_after_s(ahead, per_s))
+        return OverloadedError(why, self.drain.retry_after_s(self._clock.monotonic(), ahead, part))
 
     def wake(self) -> None:
         """Something may have become free."""

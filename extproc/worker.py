@@ -173,6 +173,9 @@ def compose(config: Config) -> Parts:
     keys = KeyFile(Path(gateway.auth.keys) if gateway.auth.keys else None, auth.known)
     showing.watch(processor.counts)
     showing.watch_feed(gossip.counts)
+    learner = Learner(around, gossip, metrics, judging, quotas)
+    access_log = AccessLog(learner, Watching(clock, ending.end, limit_metrics))
+    showing.watch_log(access_log.counts)
     return Parts(
         around=around,
         store=store,
@@ -181,9 +184,7 @@ def compose(config: Config) -> Parts:
         showing=showing,
         explainer=Explainer(around, router, clock),
         processor=processor,
-        access_log=AccessLog(
-            Learner(around, gossip, metrics, judging, quotas), Watching(clock, ending.end, limit_metrics)
-        ),
+        access_log=access_log,
         health=Health(),
         tokenizing=tokenizing,
         overload=overload,

@@ -43,7 +43,8 @@ def load(path: Path) -> dict[bytes, str]:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}): make it with `warmpath key NAME`") from error
+        remedy = f"make it with `warmpath key NAME --file {path}`"
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}): {remedy}") from error
     return parse(content, path)
 
 

@@ -96,6 +96,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         headers: further request headers, for the gateway's own router.
         limited: the request may be ended by its charge while it runs.
         total_s: it is ended so many seconds after the decision, if the gateway has not done so before; 0 for never.
+        at: when it was made, by the decider's own clock. It is not sent.
     """
 
     pool: str
@@ -107,6 +108,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     limited: bool = False
     total_s: float = 0.0
+    at: float = 0.0
 
 
 class Answered(Exception):  # noqa: N818  # no error: the request is answered

@@ -3,10 +3,13 @@
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from extproc.config import Config
 from extproc.envoy import api_keys
 from extproc.errors import ConfigError
+
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
 
 def check(config: Config, name: str) -> None:
@@ -54,6 +57,10 @@ def _check_pair(config: Config, name: str) -> None:
         # A key with a passphrase would be asked for at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
+        if not _holds(tls.certificate, _CERTIFICATE) and _holds(tls.key, _CERTIFICATE):
+            raise ConfigError(
+                f"{name}: gateway.tls: the certificate is in {tls.key}, the file of the key: swap certificate and key"
+            ) from error
         reason = getattr(error, "reason", "") or "needs a passphrase"
         raise ConfigError(
             f"{name}: gateway.tls: {tls.certificate} and {tls.key} are no pair of certificate and key in PEM"
@@ -65,3 +72,7 @@ def _check_pair(config: Config, name: str) -> None:
         context.load_verify_locations(tls.client_ca)
     except ssl.SSLError as error:
         raise ConfigError(f"{name}: gateway.tls.client_ca: {tls.client_ca} holds no certificate in PEM") from error
+
+
+def _holds(path: str, mark: bytes) -> bool:
+    return mark in Path(path).read_bytes()

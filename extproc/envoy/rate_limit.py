@@ -41,11 +41,23 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     hits: float
 
 
+class Passed(msgspec.Struct, frozen=True, gc=False):
+    """What goes with a request that was allowed.
+
+    Attributes:
+        headers: response headers that tell what is left.
+        metadata: flat values for our metadata namespace, which the access log brings back.
+    """
+
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
 class Limiter(Protocol):
     """Who keeps up limits of requests."""
 
-    async def ahead(self, asked: Sequence[Asked]) -> Mapping[str, str]:
-        """Take what is asked for, all or nothing; returns response headers that tell what is left.
+    async def ahead(self, asked: Sequence[Asked]) -> Passed:
+        """Take what is asked for, all or nothing.
 
         Raises:
             RateLimitedError: a limit does not allow it.
@@ -68,8 +80,12 @@ class RateLimits:
     async def _check(self, request: pb.RateLimitRequest, _context: Any) -> bytes:
         asked = asked_of(request)
         answer = pb.RateLimitResponse(overall_code=_OK)
+        headers: Mapping[str, str]
         try:
-            headers = await self._limiter.ahead(asked) if asked else {}
+            passed = await self._limiter.ahead(asked) if asked else Passed()
+            headers = passed.headers
+            if passed.metadata:
+                answer.dynamic_metadata.update(passed.metadata)
         except RateLimitedError as error:
             answer.overall_code = _OVER
             answer.raw_body = error.body()

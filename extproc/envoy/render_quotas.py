@@ -71,6 +71,8 @@ def before_body_filters(config: Config) -> list[HttpFilter]:
         failure_mode_deny=not gateway.fail_open,
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
         disable_x_envoy_ratelimited_header=True,
+        # What was taken: the access log brings it back, whatever becomes of the request.
+        metadata_namespace=METADATA,
         rate_limits=[
             Descriptor(
                 actions=[

@@ -79,7 +79,8 @@ def _route(name: str, match: RouteMatch, config: Config) -> Route:
         match=match,
         route=RouteAction(
             cluster=RELAY_CLUSTER,
-            timeout=seconds(config.timeouts.request_s),
+            # The model is not known here: the relay keeps to the limit that its rule sets.
+            timeout=seconds(config.timeouts.longest_request_s),
             retry_policy=RetryPolicy(
                 retry_on="connect-failure,refused-stream",
                 num_retries=1,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from extproc.config import Config
-from extproc.config_file import load
+from extproc.config_file import load, places
 from extproc.envoy import gateway_files
 from extproc.envoy.render import write
 from extproc.errors import ConfigError
@@ -38,7 +38,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         pools: how many pools.
         endpoints: how many endpoints in all pools.
         envoy_version: of the binary that accepted the rendered configuration.
-        warnings: what is accepted and still hardly meant, a line each.
+        warnings: what is accepted and still hardly meant, a line each, that begins with file and line.
     """
 
     file: str
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.error}\n"
         counts = f"models: {self.models}, pools: {self.pools}, endpoints: {self.endpoints}"
         told = f"{self.file}: ok: {counts}; Envoy {self.envoy_version} accepts what is rendered from it\n"
-        return told + "".join(f"{self.file}: warning: {each}\n" for each in self.warnings)
+        return told + "".join(f"warning: {each}\n" for each in self.warnings)
 
     def to_json(self) -> str:
         """One JSON object and a line feed."""
@@ -69,7 +69,7 @@ def check(path: Path, settings: Sequence[str] = (), advise: Callable[[Config], S
     Args:
         path: the `warmpath.yaml`.
         settings: `section.key=value` overrides from the command line.
-        advise: tells what to warn of.
+        advise: tells what to warn of: a place, such as `timeouts.stall_s`, a colon, and the text.
     """
     try:
         config = overlay(load(path), settings)
@@ -77,6 +77,7 @@ def check(path: Path, settings: Sequence[str] = (), advise: Callable[[Config], S
         gateway_files.check(config, str(path))
         _validate(config, binary)
         found = version(binary)
+        told = _placed(advise(config), path)
     except ConfigError as error:
         return Report(file=str(path), ok=False, error=str(error))
     return Report(
@@ -86,8 +87,17 @@ def check(path: Path, settings: Sequence[str] = (), advise: Callable[[Config], S
         pools=len(config.pools),
         endpoints=sum(len(pool.endpoints) for pool in config.pools.values()),
         envoy_version=found,
-        warnings=tuple(advise(config)),
+        warnings=told,
     )
+
+
+def _placed(warnings: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Warnings with the file and the line of what they are about. Raises ConfigError as `load`."""
+    if not warnings:
+        return ()
+    place = places(path)
+    split = (each.partition(": ") for each in warnings)
+    return tuple(f"{place(f'$.{where}')}: {text}" for where, _, text in split)
 
 
 def envoy_binary(given: str = "") -> Path:

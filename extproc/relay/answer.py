@@ -198,7 +198,10 @@ class Answer:
         Raises:
             Lost: the engine aborted it, or it holds what cannot be joined on.
         """
-        if choice.get("finish_reason") in _GONE:
+        reason = choice.get("finish_reason")
+        if isinstance(reason, list | dict):
+            raise Lost("error")
+        if reason in _GONE:
             raise Lost("aborted")
         prompt_ids = choice.get("prompt_token_ids") if self._asked.ids else choice.pop("prompt_token_ids", None)
         self._keep_prompt(prompt_ids)

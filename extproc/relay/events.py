@@ -13,6 +13,8 @@ _EVENT_END: Final = re.compile(_LINE_END + _LINE_END)
 _LINES: Final = re.compile(_LINE_END)
 # CR LF CR LF: an end that came in pieces begins this far back.
 _LONGEST_END: Final = 4
+_BOM: Final = b"\xef\xbb\xbf"
+"""A stream may begin with it; it is no part of the first line."""
 
 
 class Splitter:
@@ -50,7 +52,7 @@ class Splitter:
 
 
 def _data(event: bytes) -> bytes:
-    lines = [line[5:] for line in _LINES.split(event) if line.startswith(b"data:")]
+    lines = [line[5:] for line in _LINES.split(event.removeprefix(_BOM)) if line.startswith(b"data:")]
     return b"\n".join(line.removeprefix(b" ") for line in lines)
 
 

@@ -1,6 +1,6 @@
 """What a relay does and holds, and why it gives an answer up."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final, Literal
 
@@ -8,7 +8,7 @@ import msgspec
 
 from extproc.config_relay import OnDeath
 from extproc.errors import OverloadedError
-from extproc.relay.asked import Hindrance
+from extproc.relay.asked import Asked, Hindrance
 from extproc.telemetry.relay_metrics import RelayMetrics
 
 Failure = Hindrance | Literal["attempts", "refused", "mode"]
@@ -34,17 +34,23 @@ WHY: Final[Mapping[Failure, str]] = {
 }
 
 
+def _unlimited(_asked: Asked) -> float:
+    return 0.0
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a relay does and holds; fields as in the section `relay`.
 
     Attributes:
         silent: models whose engines tell no token ids, and take no open message of a chat (TensorRT-LLM).
+        request_s: seconds that a request may take, all tries together; 0 for no limit.
     """
 
     on_death: OnDeath = "continue"
     max_attempts: int = 3
     max_body: int = 32 * 1024 * 1024
     silent: AbstractSet[str] = frozenset()
+    request_s: Callable[[Asked], float] = _unlimited
 
 
 class Room:

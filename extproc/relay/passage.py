@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from extproc.errors import RelayError
+from extproc.errors import RelayError, TimeLimitError
 from extproc.relay.answer import Answer, Lost
 from extproc.relay.asked import Asked
 from extproc.relay.client import Client
@@ -59,7 +59,12 @@ class Passage:
             OverloadedError: there is no room for it.
         """
         self._gateway, self._client, self._room, self._metrics = gateway, client, room, metrics
-        return await (self._streamed() if self._asked.stream else self._whole())
+        try:
+            async with asyncio.timeout(self._limits.request_s(self._asked) or None):
+                return await (self._streamed() if self._asked.stream else self._whole())
+        except TimeoutError:
+            self.outcome = "failed"
+            return await client.fail(TimeLimitError("The request took longer than this gateway allows."))
 
     async def _whole(self) -> web.StreamResponse:
         """An answer in one piece is held until it is complete, so it can be asked for anew until then."""
@@ -142,6 +147,8 @@ class Passage:
             try:
                 for data in splitter.feed(piece):
                     events += answer.take(data)
+                    if answer.complete:
+                        break
             except Lost as end:
                 lost = end
             except RelayError:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -33,6 +33,8 @@ TENANT_HEADER = "x-warmpath-tenant"
 PRIORITY_HEADER = "x-warmpath-priority"
 
 _MAX_INT = 2**31 - 1
+_MAX_N = 16_384
+"""Most answers to one request that vLLM takes (`VLLM_MAX_N_SEQUENCES`): more is refused, and must not be charged."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 
 # The lenient reader is ten times slower than the first one, and whoever sends a broken body chooses its size.
@@ -62,7 +64,7 @@ class _Api(msgspec.Struct, frozen=True):
 def parse(path: str, headers: Mapping[str, str], body: Buffer, volatile: Rules = BUILTIN) -> Request:
     """Reduce an API call to what a decision needs. Never raises: what could not be read is left at its default.
 
-    Numbers and names are taken only when they make sense (an `n` of at least 1, a `max_tokens` of at least 0,
+    Numbers and names are taken only when they make sense (an `n` from 1 to 16,384, a `max_tokens` of at least 0,
     nothing over 2**31 - 1, no booleans); anything else counts as not sent, and the engine answers for it.
     `max_completion_tokens` goes before `max_tokens`, and the priority header before the body's `priority`: both are
     vLLM's, lower is served first. A prompt in which anything is malformed has no segments.
@@ -145,7 +147,7 @@ def _request(api: _Api, headers: Mapping[str, str], fields: Body, prompt: Prompt
         priority=_priority(headers, fields.priority),
         stream=fields.stream is True,
         max_tokens=next((limit for limit in limits if limit is not None), None),
-        n=_integer(fields.n, at_least=1) or 1,
+        n=_integer(fields.n, at_least=1, at_most=_MAX_N) or 1,
         segments=prompt.segments,
         opening=prompt.opening,
         salt=salt,
@@ -169,9 +171,9 @@ def _turns(prompt: Prompt, salt: bytes) -> tuple[bytes, bytes]:
     return so_far.digest(), follows
 
 
-def _integer(value: object, at_least: int) -> int | None:
+def _integer(value: object, at_least: int, at_most: int = _MAX_INT) -> int | None:
     # A bool is an int to Python and a mistake to the engine.
-    if isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= _MAX_INT:
+    if isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= at_most:
         return value
     return None
 
@@ -195,11 +197,15 @@ def _read(kind: type[B], body: Buffer) -> B | Flaw:
 
 
 def _read_leniently(kind: type[B], body: Buffer) -> B | Flaw:
-    """Read what the first reader refuses and engines take: half surrogate pairs, a byte order mark, UTF-16."""
+    """Read what the first reader refuses and engines take: half surrogate pairs, a byte order mark, UTF-16, NaN.
+
+    What is not finite counts as not sent. The rest counts: a field that no engine looks at must not hide the model, and
+    with it the limits of that model.
+    """
     if len(body) > _LENIENT_BYTES:
         return Flaw.NOT_JSON
     try:
-        value = json.loads(bytes(body), parse_float=_finite, parse_constant=_refuse)
+        value = json.loads(bytes(body), parse_float=_finite, parse_constant=_absent)
     except ValueError:
         return Flaw.NOT_JSON
     except RecursionError:
@@ -209,13 +215,13 @@ def _read_leniently(kind: type[B], body: Buffer) -> B | Flaw:
     return kind(**{name: value[name] for name in kind.__struct_fields__ if name in value})
 
 
-def _finite(text: str) -> float:
+def _finite(text: str) -> float | None:
     value = float(text)
-    return value if math.isfinite(value) else _refuse(text)
+    return value if math.isfinite(value) else None
 
 
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"a number of {len(text)} characters is not finite")
+def _absent(_text: str) -> None:
+    """What stands for NaN, Infinity and -Infinity, which are no JSON."""
 
 
 _CHAT_LIMITS = ("max_completion_tokens", "max_tokens")

@@ -151,7 +151,7 @@ class Metrics:
         self._in_flight = gauge("in_flight", "Requests decided and not yet ended.", ("pool",))
         self._fallbacks = counter("fallbacks_total", "Decisions below the top of the ladder.", ("pool", "rung"))
         self._fitted = counter("fitted_requests_total", "Bodies changed for their engine.", ("pool", "change"))
-        self._anomalies = counter("exchange_anomalies_total", "Streams off the phase table.", ("kind",))
+        self._anomalies = counter("exchange_anomalies_total", "Streams and log entries that went wrong.", ("kind",))
 
         self._requests = counter("requests_total", "Requests that ended.", ("pool", "outcome"))
         self._ttft_s = histogram("ttft_seconds", "Request sent to first body byte.", ("pool",), _TTFT_S)
@@ -228,7 +228,7 @@ class Metrics:
         self._fitted.at(pool, change).inc(requests)
 
     def anomaly(self, kind: str, streams: int = 1) -> None:
-        """Ext_proc streams did what the phase table does not foresee."""
+        """Ext_proc streams did what the phase table does not foresee, or log entries could not be read."""
         self._anomalies.at(kind).inc(streams)
 
     def access_log(self, outcome: str, entries: int = 1) -> None:

@@ -25,7 +25,7 @@ class OverloadMetrics:
         self._left = counter("queue_left_total", "Requests that left the queue.", ("pool", "class", "outcome"))
         self._shed = counter("overload_shed_total", "Requests kept from a saturated pool.", ("pool", "action"))
         self._saturated = gauge("saturated_endpoints", "Endpoints without room, of those that may serve.", ("pool",))
-        self._drain = gauge("drain_rate", "Requests a second that all replicas finish, last ten seconds.", ("pool",))
+        self._drain = gauge("drain_rate", "Requests a second that all replicas finish while at work.", ("pool",))
 
     def left(self, pool: str, band: str, outcome: Left, waited_s: float = 0.0) -> None:
         """A request is in the queue no more; `waited_s` is how long one that was granted had waited."""

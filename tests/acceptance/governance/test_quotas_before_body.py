@@ -23,6 +23,8 @@ RULES = [
     {"tenant": "*", "requests_per_minute": 1, "burst_s": 60 * LIMIT},
     {"tenant": "both", "model": "sim", "tokens_per_day": 100_000},
     {"tenant": "free", "requests_per_minute": 1_000_000},
+    {"tenant": "poor", "requests_per_day": 50},
+    {"tenant": "poor", "model": "sim", "tokens_per_day": 5},
 ]
 
 
@@ -32,7 +34,7 @@ async def shop(journal: Journal, folder: Path) -> AsyncIterator[Tenants]:
     sections = {"rate_limits": {"rules": RULES, "before_body": True}}
     listens = [f"gateway.{name}=127.0.0.1:{free_port()}" for name in ("listen", "admin")]
     envoys = ((), (*listens, "rate_limits.local_requests_per_s=2"))
-    async with tenants(journal, folder, ("one", "both", "free", "foreign"), sections, envoys) as running:
+    async with tenants(journal, folder, ("one", "both", "free", "foreign", "poor"), sections, envoys) as running:
         yield running
 
 
@@ -65,6 +67,19 @@ async def test_tokens_are_still_taken_at_the_decision(shop: Tenants) -> None:
     assert 0 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 100_000
     real = answer.json["usage"]["total_tokens"]
     await until(lambda: real in shop.levels())
+
+
+async def test_what_another_limit_refuses_later_takes_nothing_of_those_before_the_body(shop: Tenants) -> None:
+    """The decision refuses for want of tokens, or knows no such model: the request that was taken comes back."""
+    before = shop.levels()
+    refused = [*await shop.at_once("poor", 4), await shop.ask("poor", model="none such")]
+    assert [each.status for each in refused] == [429] * 4 + [404]
+    assert {each.headers["x-ratelimit-remaining-requests"] for each in refused[:4]} <= {"49", "48", "47", "46"}
+
+    def given_back() -> bool:
+        return [each for each in shop.levels() if each > 0.0] == [each for each in before if each > 0.0]
+
+    await until(given_back)
 
 
 async def test_reading_takes_nothing(shop: Tenants) -> None:

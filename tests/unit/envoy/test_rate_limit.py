@@ -5,7 +5,7 @@ from typing import Any
 
 from envoy.service.ratelimit.v3 import rls_pb2 as pb
 
-from extproc.envoy.rate_limit import Asked, RateLimits, asked_of
+from extproc.envoy.rate_limit import Asked, Passed, RateLimits, asked_of
 from extproc.errors import RateLimitedError
 
 
@@ -28,12 +28,12 @@ class Limiter:
         self.error = error
         self.asked: list[Asked] = []
 
-    async def ahead(self, asked: Sequence[Asked]) -> Mapping[str, str]:
+    async def ahead(self, asked: Sequence[Asked]) -> Passed:
         """See `rate_limit.Limiter`."""
         self.asked += asked
         if self.error:
             raise self.error
-        return {"x-ratelimit-remaining-requests": "4"}
+        return Passed({"x-ratelimit-remaining-requests": "4"}, {"quota_ahead": "what was taken"})
 
 
 async def answer(limiter: Limiter, asked: pb.RateLimitRequest) -> Any:
@@ -62,10 +62,11 @@ async def test_reading_asks_for_nothing() -> None:
 
 
 async def test_an_allowed_request_is_told_what_is_left() -> None:
-    """As response headers; there is a status for each descriptor."""
+    """As response headers; there is a status for each descriptor. What was taken stays with the request."""
     told = await answer(Limiter(), request({"tenant": "a"}, {"model": "m"}))
     assert (told.overall_code, len(told.statuses)) == (pb.RateLimitResponse.OK, 2)
     assert {each.key: each.value for each in told.response_headers_to_add} == {"x-ratelimit-remaining-requests": "4"}
+    assert dict(told.dynamic_metadata) == {"quota_ahead": "what was taken"}
 
 
 async def test_a_refused_request_is_answered_as_a_decision_would() -> None:
@@ -74,5 +75,6 @@ async def test_a_refused_request_is_answered_as_a_decision_would() -> None:
     told = await answer(Limiter(error), request({"tenant": "a"}))
     assert told.overall_code == pb.RateLimitResponse.OVER_LIMIT
     assert told.raw_body == error.body()
+    assert not told.HasField("dynamic_metadata")
     headers = {each.key: each.value for each in told.response_headers_to_add}
     assert headers == {"content-type": "application/json", "x-warmpath-reason": "rate_limited", "retry-after": "7"}

@@ -163,10 +163,15 @@ def test_the_real_envoy_accepts_all_of_it(tmp_path: Path) -> None:
         ),
         ("{tls: {certificate: FOLDER/text, key: GOOD.key}}", "FOLDER/text and GOOD.key are no pair"),
         (
+            "{tls: {certificate: GOOD.key, key: GOOD.pem}}",
+            "gateway.tls: the certificate is in GOOD.pem, the file of the key: swap certificate and key",
+        ),
+        (
             "{tls: {certificate: GOOD.pem, key: GOOD.key, client_ca: FOLDER/text}}",
             "client_ca: FOLDER/text holds no certificate",
         ),
-        ("{auth: {keys: FOLDER/none}}", "gateway.auth.keys: FOLDER/none: cannot be read"),
+        ("{auth: {keys: FOLDER/none}}", "gateway.auth.keys: FOLDER/none: cannot be read (No such file"),
+        ("{auth: {keys: FOLDER/none}}", "make it with `warmpath key NAME --file FOLDER/none`"),
         ("{auth: {keys: FOLDER/text}}", "gateway.auth.keys: FOLDER/text:1: no name and hash"),
         (
             "{auth: {jwt: {jwks: FOLDER/none, issuer: i, audiences: [a]}}}",

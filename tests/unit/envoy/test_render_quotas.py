@@ -46,6 +46,7 @@ def test_envoys_own_bucket_comes_first_and_the_service_after_the_tenant_is_known
     service = next(one for one in manager(whole)["http_filters"] if one["name"].endswith(".ratelimit"))["typed_config"]
     assert service.get("failure_mode_deny", False) is False
     assert service["timeout"] == "1s"
+    assert service["metadata_namespace"] == METADATA
     # Each try has the whole time, see `render_parts.reconnect`.
     retry = service["rate_limit_service"]["grpc_service"]["retry_policy"]
     assert retry["retry_back_off"]["max_interval"] == "1s"

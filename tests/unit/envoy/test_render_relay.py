@@ -56,6 +56,12 @@ def test_the_routes_to_the_relay_stand_first_and_decide_nothing() -> None:
     assert everywhere["match"]["prefix"] == "/"
 
 
+def test_the_way_to_the_relay_lasts_as_long_as_any_rule_allows() -> None:
+    """A model whose rule allows more than the rest must not be cut off for being relayed; the relay keeps the limit."""
+    public, _ = rendered(ON + "timeouts: {request_s: 60, rules: [{model: m, request_s: 600}]}\n")["listeners"]
+    assert [one["route"]["timeout"] for one in routes(public)[:3]] == ["600s"] * 3
+
+
 def test_the_inner_listener_decides_and_nothing_else() -> None:
     """Keys, limits and forged headers were seen to outside; who the client is must not be lost."""
     public, inner = rendered(ON + GUARDED)["listeners"]

@@ -81,3 +81,13 @@ def test_a_binary_that_is_not_envoy_is_told() -> None:
         envoy_binary("/nowhere/envoy")
     with pytest.raises(ConfigError, match="is it Envoy"):
         version(Path("/bin/true"))
+
+
+def test_warnings_have_the_line_of_what_they_are_about(tmp_path: Path) -> None:
+    """As refusals do: the file, its line, the place and the text; the nearest line where the place is not written."""
+    file = tmp_path / "warmpath.yaml"
+    text = 'models: {m: {pool: p}}\npools: {p: {endpoints: ["10.0.0.1:8000"]}}\ntimeouts:\n  stall_s: 1\n'
+    file.write_text(text)
+    told = check(file, advise=lambda _: ["timeouts.stall_s: hasty: raise it", "timeouts.request_s: short"])
+    assert told.warnings == (f"{file}:4: timeouts.stall_s: hasty: raise it", f"{file}:3: timeouts.request_s: short")
+    assert f"\nwarning: {file}:4: timeouts.stall_s: hasty: raise it\n" in told.to_text()

@@ -35,6 +35,56 @@ def test_45_that_wait_at_10_a_second_are_5_seconds() -> None:
     assert retry_after_s(45, rate.per_s(now)) == 5
 
 
+def test_idle_time_counts_for_nothing() -> None:
+    """Eight a second before an hour without work: the first refusal after it goes by these eight."""
+    rate, now = rate_of(8, 20)
+    rate.at_work(now, working=False)
+    rate.at_work(now + 1800.0, working=False)
+    assert rate.per_s(now + 3600.0) == pytest.approx(8.0, rel=0.01)
+    rate.at_work(now + 3600.0, working=True)
+    for part_s in (0.1, 0.5, 1.0):
+        assert rate.retry_after_s(now + 3600.0 + part_s, 16.0) in (2, 3)
+
+
+def test_work_that_was_short_is_not_spread_over_the_idle_time_around_it() -> None:
+    """Eight in one second of work, a minute after the last: eight a second, not eight in ten."""
+    rate = DrainRate()
+    rate.note(100.0)
+    rate.at_work(100.0, working=False)
+    rate.at_work(160.0, working=True)
+    for each in range(8):
+        rate.note(160.0 + (each + 1) / 8)
+    assert rate.per_s(161.0) == pytest.approx(8.0, rel=0.15)
+
+
+def test_what_ends_elsewhere_tells_that_there_was_work() -> None:
+    """An end heard of while this worker saw none of the pool's work: time counts again."""
+    rate, now = rate_of(10, 10)
+    rate.at_work(now, working=False)
+    rate.note(now + 50.0)
+    assert rate.per_s(now + 61.0) == 0.0
+
+
+def test_before_anything_has_ended_it_may_take_as_long_again_as_it_has_taken() -> None:
+    """No rate is known: a second at first, then as long as there has been work, thirty at most; idle time aside."""
+    rate = DrainRate()
+    assert rate.retry_after_s(100.0, 45.0) == LEAST_S
+    rate.at_work(100.0, working=True)
+    assert [rate.retry_after_s(100.0 + s, 45.0) for s in (0.2, 3.5, 500.0)] == [1, 4, MOST_S]
+    rate.at_work(104.0, working=False)
+    rate.at_work(900.0, working=True)
+    assert rate.retry_after_s(900.5, 45.0) == 5
+    rate.note(901.0)
+    assert rate.retry_after_s(901.0, 45.0) == MOST_S
+
+
+def test_an_engine_that_stands_still_with_work_is_the_longest() -> None:
+    """Ends came once and come no more, though there is work."""
+    rate, now = rate_of(10, 20)
+    rate.at_work(now, working=True)
+    assert rate.retry_after_s(now + 11.0, 45.0) == MOST_S
+
+
 def test_it_is_clamped() -> None:
     """At least a second, at most thirty; the most where nothing ends, the least where nothing waits."""
     assert (retry_after_s(0.1, 100.0), retry_after_s(10_000, 1.0)) == (LEAST_S, MOST_S)

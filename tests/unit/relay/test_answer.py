@@ -230,6 +230,8 @@ def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> byte
         (b'{"error":"gone"}', "error"),
         (chunk({"content": ""}, "abort"), "aborted"),
         (chunk({"content": ""}, "error"), "aborted"),
+        (b'{"choices":[{"index":0,"delta":{},"finish_reason":[]}]}', "error"),
+        (b'{"choices":[{"index":0,"delta":{},"finish_reason":{"a":1}}]}', "error"),
         (b"not JSON", "error"),
         (b"[1]", "error"),
         (b"[DONE]", "cut"),
@@ -365,7 +367,9 @@ EVENTS = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["choices", "delta", "content", "usage", "index", "token_ids", "text", "error", "role"]),
+            st.sampled_from(
+                ["choices", "delta", "content", "usage", "index", "token_ids", "text", "error", "role", "finish_reason"]
+            ),
             inner,
         )
     ),

@@ -35,6 +35,11 @@ def test_any_bytes_are_taken(pieces: list[bytes]) -> None:
         splitter.feed(piece)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_event() -> None:
+    """The standard lets a stream begin with one; the text behind it must not be lost."""
+    assert Splitter(100).feed(b"\xef\xbb\xbfdata: one\n\ndata: two\n\n") == [b"one", b"two"]
+
+
 def test_what_has_no_end_is_no_event() -> None:
     """The half event that a dying engine leaves behind is never passed on."""
     assert Splitter(100).feed(b"data: one\n\ndata: tw") == [b"one"]

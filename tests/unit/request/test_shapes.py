@@ -123,8 +123,8 @@ def test_every_field_is_read() -> None:
         (b" ", Flaw.NOT_JSON),
         (b"{", Flaw.NOT_JSON),
         (b'{"messages":[]} x', Flaw.NOT_JSON),
-        (b'{"n":NaN}', Flaw.NOT_JSON),
-        (b'{"n":1e999}', Flaw.NOT_JSON),
+        (b'{"n":NaN}', Flaw.NO_PROMPT),
+        (b'{"n":1e999}', Flaw.NO_PROMPT),
         (b'{"n":' + b"1" * 5000 + b"}", Flaw.NOT_JSON),
         (b'{"model":"\xff"}', Flaw.NOT_JSON),
         (b"[" * 100_000, Flaw.TOO_DEEP),
@@ -144,6 +144,14 @@ def test_a_body_that_cannot_be_read_says_why(body: bytes, flaw: Flaw) -> None:
     """Each way to be unreadable has its own word, and the headers still count."""
     request = parse(CHAT, {"x-session-id": "s"}, body)
     assert (request.kind, request.flaw, request.segments, request.session) == (RouteKind.CHAT, flaw, (), "s")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_not_finite_hides_nothing(number: str) -> None:
+    """Engines that read JSON with Python take such a body (vLLM 0.32), so its model and its limits must be known."""
+    body = b'{"model":"m","n":4,"max_tokens":9,"messages":[{"role":"user","content":"hi"}],"x":%s}' % number.encode()
+    plain = call(model="m", n=4, max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+    assert parse(CHAT, {}, body) == plain
 
 
 def test_every_depth_is_read_or_called_too_deep() -> None:
@@ -206,9 +214,9 @@ def test_any_buffer_is_read(kind: Any) -> None:
     assert parse(CHAT, {}, kind(b"")).flaw == Flaw.EMPTY
 
 
-@pytest.mark.parametrize("value", [True, -1, 0, 1.5, "2", None, [], 2**31, 10**30])
+@pytest.mark.parametrize("value", [True, -1, 0, 1.5, "2", None, [], 16_385, 2**31, 10**30])
 def test_a_strange_n_counts_as_one(value: object) -> None:
-    """Booleans, floats, texts and numbers out of range fall back to one answer."""
+    """Booleans, floats, texts and numbers that engines refuse fall back to one answer: no charge stands for them."""
     assert call(n=value).n == 1
 
 

@@ -1,5 +1,6 @@
 """What a time limit that ended a request says of its endpoint."""
 
+import msgspec
 import pytest
 
 from extproc.clock import ManualClock
@@ -13,12 +14,20 @@ METADATA: dict[str, str | float] = {"endpoint": "a", "streamed": 1.0, "kind": "c
 
 
 @pytest.mark.parametrize(
-    ("stage", "state"),
-    [("first_token", "open"), ("stall", "open"), ("headers", "closed"), ("request", "closed"), ("", "closed")],
+    ("stage", "sent_bytes", "state"),
+    [
+        ("first_token", 0, "open"),
+        ("stall", 20_000, "open"),
+        ("stall", 70_000, "closed"),
+        ("headers", 0, "closed"),
+        ("request", 0, "closed"),
+        ("", 0, "closed"),
+    ],
 )
-async def test_standing_still_is_a_strike(stage: str, state: str) -> None:
+async def test_standing_still_is_a_strike(stage: str, sent_bytes: int, state: str) -> None:
     """No first token, or a stall, counts against whoever has the request; an answer that is long does not.
 
+    Nor does a stall behind more than Envoy holds for a client (64 KiB): clients that do not read would open breakers.
     Tries without headers are told by Envoy's own log of them, which is not asked here.
     """
     clock = ManualClock()
@@ -26,9 +35,7 @@ async def test_standing_still_is_a_strike(stage: str, state: str) -> None:
     around = one.around
     learner = Learner(around, Gossip(around.store, around.knowledge, "r", 1000), one.metrics, one.judging)
     for number in range(RULES.strikes):
-        charge, metadata = f"r-{number}", METADATA
-        learner.observe(
-            Served(charge_id=charge, pool="main", destination="a:1", status=200, stage=stage, metadata=metadata)
-        )
+        served = Served(charge_id=f"r-{number}", pool="main", destination="a:1", status=200, stage=stage)
+        learner.observe(msgspec.structs.replace(served, response_bytes=sent_bytes, metadata=METADATA))
         await one.judging.idle()
     assert one.endpoint().breaker == state

@@ -238,6 +238,24 @@ async def test_a_refusal_says_when_what_waits_is_gone() -> None:
         assert refused.value.retry_after_s == 9
 
 
+async def test_idle_time_of_the_pool_is_no_part_of_its_drain_rate() -> None:
+    """Looks tell when no replica has a request there; this worker's own next one ends that at once."""
+    worker, elsewhere = Worker(action="reject"), Worker(action="reject", replica="r2")
+    worker.around.fleet = fleet(running=0, waiting=0)
+    drain = worker.gate.lines["main"].drain
+    async with worker.running():
+        await until(lambda: drain.idle)
+        decision = await worker.ask()
+        assert not drain.idle
+        await worker.router.settle(decision)
+        await until(lambda: drain.idle)
+        elsewhere.around.store = worker.store
+        theirs = await elsewhere.ask()
+        await until(lambda: not drain.idle)
+        await elsewhere.router.settle(theirs)
+        await until(lambda: drain.idle)
+
+
 async def test_without_the_ledger_nobody_is_refused() -> None:
     """The store is gone: engines have queues of their own."""
     async with Worker(action="reject").running() as worker:

@@ -159,6 +159,18 @@ async def test_kinds_without_answers_take_no_output_and_reading_takes_nothing() 
     assert not desk.quotas.concerns(Call("GET", "/v1/models", {}))
 
 
+async def test_what_an_engine_generates_on_other_paths_counts() -> None:
+    """A path that is no known API (`/invocations` of vLLM, one written with `%2F`) is no way around tokens."""
+    desk = Desk({"tokens_per_day": 1000})
+    held = await desk.begin(kind=RouteKind.OTHER)
+    desk.quotas.answered(desk.served(held, prompt_tokens=400, output_tokens=700), -1.0)
+    await desk.quotas.close()
+    assert await desk.level("tokens_per_day") == 1100.0
+    with pytest.raises(RateLimitedError) as refused:
+        await desk.begin(kind=RouteKind.OTHER)
+    assert "retry-after" in refused.value.headers
+
+
 async def test_a_request_that_names_no_model_keeps_the_limits_of_the_one_that_serves_it() -> None:
     """Leaving the model out is no way around a limit."""
     desk = Desk({"model": "m", "requests_per_day": 1})
@@ -171,11 +183,51 @@ async def test_before_a_body_only_limits_of_requests_of_all_models_are_taken_and
     """What the service took, the decision leaves alone."""
     desk = Desk(RULE, {"model": "*", "requests_per_day": 5}, before_body=True)
     told = await desk.quotas.ahead([Ahead("acme", None, 1.0), Ahead("acme", None, 1.0)])
-    assert (told["x-ratelimit-remaining-requests"], "x-ratelimit-remaining-tokens" in told) == ("1", False)
+    headers = told.headers
+    assert (headers["x-ratelimit-remaining-requests"], "x-ratelimit-remaining-tokens" in headers) == ("1", False)
     await desk.begin()
     assert await desk.level("requests_per_minute") == 1.0
     assert await desk.level("requests_per_day") == 1.0
     assert await desk.level("tokens_per_day") == 150.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "left"),
+    [
+        ({"status": 429, "pool": ""}, 0.0),  # another limit refused it at its decision
+        ({"status": 503, "pool": ""}, 0.0),
+        ({"status": 404, "pool": ""}, 0.0),
+        ({"status": 409, "pool": ""}, 0.0),
+        ({"status": 503, "charge_id": "r1-1", "destination": "10.0.0.1:80"}, 0.0),
+        ({"status": 429, "charge_id": "r1-1", "destination": "10.0.0.1:80"}, 0.0),
+        ({"status": 400, "charge_id": "r1-1", "destination": "10.0.0.1:80"}, 1.0),
+        ({"status": 200, "charge_id": "r1-1", "destination": "10.0.0.1:80"}, 1.0),
+        ({"status": 200, "destination": "10.0.0.1:80"}, 1.0),
+        ({"status": 0, "flags": ("DC",), "destination": "10.0.0.1:80"}, 1.0),
+    ],
+)
+async def test_what_was_taken_before_a_body_is_given_back_as_by_the_decision(
+    entry: dict[str, Any], left: float
+) -> None:
+    """By whatever worker hears of the end, also of a request that never was decided."""
+    desk = Desk(RULE, {"requests_per_day": 5}, before_body=True)
+    told = await desk.quotas.ahead([Ahead("acme", None, 1.0)])
+    assert await desk.level("requests_per_minute") == 1.0
+    desk.quotas.ended_ahead(Served(**{"metadata": told.metadata, **entry}))
+    await desk.quotas.close()
+    assert (await desk.level("requests_per_minute"), await desk.level("requests_per_day")) == (left, left)
+    assert desk.shown(f"warmpath_quota_given_back_total {1.0 - left}")
+
+
+async def test_what_only_looked_or_was_refused_before_a_body_gives_nothing_back() -> None:
+    """Nothing was taken; and metadata that is not ours is passed over."""
+    desk = Desk(RULE, before_body=True)
+    assert (await desk.quotas.ahead([Ahead("acme", None, 0.0)])).metadata == {}
+    for wrong in ({"quota_ahead": "x"}, {"quota_ahead": 7.0}, {}):
+        desk.quotas.ended_ahead(Served(status=503, metadata=wrong))
+    await desk.quotas.close()
+    assert await desk.level("requests_per_minute") == 0.0
+    assert desk.shown('warmpath_quota_unknown_total{reason="unreadable"} 1.0')
 
 
 async def test_changed_rules_are_used_and_keep_what_was_used() -> None:

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from extproc import relaying
-from extproc.config import Config, Model, Pool, Relay
+from extproc.config import Config, Model, Pool, Relay, Timeouts
+from extproc.config_limits import TimeoutRule
 from extproc.engines import prometheus
 from extproc.relay.server import Server
 from tests.ports import free_port
@@ -105,7 +106,7 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def relay(**settings: Any) -> AsyncIterator[Bench]:
+async def relay(timeouts: Timeouts | None = None, **settings: Any) -> AsyncIterator[Bench]:
     """A relay with these settings."""
     async with InnerListener() as inner, aiohttp.ClientSession() as http:
         port = free_port()
@@ -116,6 +117,7 @@ async def relay(**settings: Any) -> AsyncIterator[Bench]:
                 "t": Pool(endpoints=["127.0.0.1:2"], engine="tensorrt_llm"),
             },
             relay=Relay(enabled=True, port=port, listen=inner.address, **settings),
+            timeouts=timeouts or Timeouts(),
         )
         async with relaying.serving(config) as server:
             yield Bench(server, inner, http, f"http://127.0.0.1:{port}")
@@ -136,6 +138,34 @@ async def test_an_undisturbed_stream_passes(bench: Bench) -> None:
     assert answer.headers["x-warmpath-model"] == "m2"
     assert "x-warmpath-served" not in answer.headers
     assert await bench.count("warmpath_relay_requests_total", outcome="whole") == 1
+
+
+async def test_the_limit_of_a_request_is_for_all_tries_together() -> None:
+    """Past it a stream ends in an error event, and an answer that has not begun is 504; no other engine is asked."""
+    async with relay(timeouts=Timeouts(request_s=0.2)) as bench:
+        told = await bench.ask(Play(pieces=[role(), event("ab")], then="hang"))
+        assert (told.status, told.error["type"]) == (200, "timeout_error")
+        for stream in (True, False):
+            told = await bench.ask(Play(silent=True), stream=stream)
+            assert (told.status, told.headers["x-warmpath-reason"]) == (504, "time_limit")
+        assert len(bench.inner.heard) == 1
+        assert await bench.count("warmpath_relay_requests_total", outcome="failed") == 3.0
+
+
+async def test_a_model_may_have_more_time_than_the_rest() -> None:
+    """Its rule counts in the relay, too; 0 is no limit."""
+    late = Play(pieces=[role(), event("ab"), event("c", "stop")], late_s=0.4)
+    for request_s in (30.0, 0.0):
+        timeouts = Timeouts(request_s=0.2, rules=[TimeoutRule(model="m", request_s=request_s)])
+        async with relay(timeouts=timeouts) as bench:
+            assert (await bench.ask(late)).text == "abc"
+
+
+async def test_what_comes_behind_the_end_is_not_sent(bench: Bench) -> None:
+    """An answer ends once: events behind `[DONE]`, in the same piece too, are not the client's."""
+    told = await bench.ask(Play(pieces=[role(), event("ab"), event("c", "stop"), DONE + event("zz", "stop") + DONE]))
+    assert told.text == "abc"
+    assert told.data.count("[DONE]") == 1
 
 
 async def test_an_engine_is_let_end_its_answer(bench: Bench) -> None:

@@ -118,6 +118,7 @@ async def test_a_file_that_vanishes_and_returns_changes_nothing(tmp_path: Path) 
         ({"retries": {"max": 1}}, "retries"),
         ({"breakers": {"max_requests": 7}}, "breakers.max_requests"),
         ({"breakers": {"max_pending": 7}}, "breakers.max_pending"),
+        ({"overload": {"client_priority": True}}, "overload.client_priority"),
         ({"gateway": {"max_body_bytes": 4096}}, "gateway"),
         ({"routing": {"block_tokens": 128}}, "routing.block_tokens"),
         ({"telemetry": {"access_log_flush_ms": 50}}, "telemetry.access_log_flush_ms"),
@@ -289,3 +290,17 @@ async def test_limits_of_use_are_taken_but_for_what_envoy_does_of_them(tmp_path:
     assert (len(limits.rules), limits.before_body, limits.local_requests_per_s) == (1, False, None)
     whole = reload.read(bench.path, [])
     assert reload.needs_restart(bench.first, whole) == ["rate_limits.local_requests_per_s", "rate_limits.before_body"]
+
+
+async def test_clients_priorities_are_switched_on_with_envoy_and_off_at_once(tmp_path: Path) -> None:
+    """Envoy removes the header until it is started anew; that clients may no longer choose must not wait for it."""
+    bench = Bench(tmp_path)
+    changed = await bench.change(overload={"client_priority": True, "action": "queue"})
+    assert changed is not None
+    assert (changed.overload.action, changed.overload.client_priority) == ("queue", False)
+    (tmp_path / "on").mkdir()
+    bench = Bench(tmp_path / "on", document(overload={"client_priority": True}))
+    changed = await bench.change(overload={"client_priority": False})
+    assert changed is not None
+    assert not changed.overload.client_priority
+    assert not reload.needs_restart(bench.first, changed)

@@ -11,7 +11,8 @@ from extproc.showing import Showing
 from extproc.state.memory import MemoryStore
 from extproc.state.resilient import ResilientStore
 from extproc.telemetry.metrics import Metrics
-from tests.unit.top.parts import surroundings
+from extproc.worker import compose
+from tests.unit.top.parts import config, surroundings
 
 A, B = Endpoint("a", "10.0.0.1:80", 8000.0), Endpoint("b", "10.0.0.2:80", 8000.0)
 
@@ -119,10 +120,9 @@ def test_entries_of_the_access_log_that_could_not_be_read_are_shown() -> None:
     assert 'warmpath_exchange_anomalies_total{kind="usage_unreadable"} 3.0' in page
 
 
-def test_a_worker_shows_what_its_access_log_could_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_shows_what_its_access_log_could_not_read() -> None:
     """The page is that of the very service that takes the entries."""
-    monkeypatch.setenv("WARMPATH_REDIS_URL", "redis://127.0.0.1:1")
-    parts = compose(Config())
+    parts = compose(config(redis={"url": "redis://127.0.0.1:1"}))
     parts.access_log.take(b"\xff\xff")
     assert 'warmpath_exchange_anomalies_total{kind="log_unreadable"} 1.0' in parts.showing.page().decode()
 
