@@ -18,8 +18,8 @@ class Breakers(Section, frozen=True, kw_only=True):
         open_s: how long it is left alone then, before single requests try it.
         max_open_s: how long at most, when it fails again and again.
         max_open_share: share of a pool's endpoints that may be left alone at once.
-        slow_factor: a first token that takes this many times what the pool's other endpoints need is a strike; 0
-            switches this off.
+        slow_factor: a first token that takes this many times what the pool's other endpoints need is a strike; above 1,
+            or 0 to switch this off.
         slow_least_s: no first token that comes within this time is a strike.
         busy_ms: cost added to an endpoint that has just answered 429 or 503: it has no room, and is not ill.
         max_requests: requests that one Envoy has open to one pool at once; 0 for no limit.

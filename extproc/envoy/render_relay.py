@@ -1,6 +1,12 @@
 """Renders the way to the relay: which requests take it, and the cluster that they go to."""
 
-from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterCommonLbConfig, ClusterDiscoveryType
+from envoy_data_plane.envoy.config.cluster.v3 import (
+    CircuitBreakers,
+    CircuitBreakersThresholds,
+    Cluster,
+    ClusterCommonLbConfig,
+    ClusterDiscoveryType,
+)
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
     HealthCheck,
@@ -54,6 +60,7 @@ _ASKED = HeaderMatcher(name=ASKING, string_match=StringMatcher(exact="1"))
 _NOT_DECLINED = HeaderMatcher(
     name=ASKING, string_match=StringMatcher(exact="0"), invert_match=True, treat_missing_header_as_empty=True
 )
+_UNLIMITED = 2**32 - 1
 _IDLE_S = 10
 _HEALTH_S = 1
 
@@ -72,7 +79,8 @@ def relay_routes(config: Config) -> list[Route]:
 def _route(name: str, match: RouteMatch, config: Config) -> Route:
     """Nothing is decided on the way to the relay: each of its tries is, on its way back in.
 
-    While no relay takes connections, the request goes straight to the inner listener, as if it had not asked.
+    While no relay takes connections, or the one that took it is lost before it answered, the request goes straight to
+    the inner listener, as if it had not asked.
     """
     return Route(
         name=name,
@@ -82,7 +90,7 @@ def _route(name: str, match: RouteMatch, config: Config) -> Route:
             # The model is not known here: the relay keeps to the limit that its rule sets.
             timeout=seconds(config.timeouts.longest_request_s),
             retry_policy=RetryPolicy(
-                retry_on="connect-failure,refused-stream",
+                retry_on="connect-failure,refused-stream,reset",
                 num_retries=1,
                 retry_back_off=RetryPolicyRetryBackOff(base_interval=milliseconds(1), max_interval=milliseconds(10)),
                 retry_priority=RetryPolicyRetryPriority(
@@ -112,6 +120,17 @@ def relay_clusters(config: Config) -> list[Cluster]:
                     _endpoint(inner_address(config), priority=1, checked=False),
                 ],
             ),
+            # Envoy's defaults let three requests at a time go the other way when the relay is lost, and 1,024 any way.
+            circuit_breakers=CircuitBreakers(
+                thresholds=[
+                    CircuitBreakersThresholds(
+                        max_connections=_UNLIMITED,
+                        max_pending_requests=_UNLIMITED,
+                        max_requests=_UNLIMITED,
+                        max_retries=_UNLIMITED,
+                    )
+                ]
+            ),
             common_lb_config=ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0.0)),
             health_checks=[
                 HealthCheck(
@@ -124,6 +143,8 @@ def relay_clusters(config: Config) -> list[Cluster]:
                     http_health_check=HealthCheckHttpHealthCheck(path="/healthz"),
                 )
             ],
+            # A relay that hangs takes requests and answers none: without this they waited for as long as it hung.
+            close_connections_on_host_health_failure=True,
             # One failed connection is enough: the other way in serves as well, and health checks bring the relay back.
             outlier_detection=ejection_at_once(),
             typed_extension_protocol_options={

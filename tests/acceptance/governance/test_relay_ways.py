@@ -191,6 +191,17 @@ async def relayed(local: Local) -> float:
     return await local.metric(RELAY)
 
 
+async def until_relaying(local: Local) -> None:
+    """Wait until requests that ask for the relay go through it."""
+
+    async def relays() -> bool:
+        before = await relayed(local)
+        await local.ask(body=chat_body("Back?"), headers=RELAYED)
+        return await relayed(local) > before
+
+    await until_async(relays)
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "through"),
     [
@@ -247,13 +258,26 @@ async def test_requests_go_straight_to_engines_while_the_relay_is_dead(site: Sit
         with pytest.raises(aiohttp.ClientError):
             await stream.rest()
 
-    async def relays_again() -> bool:
-        before = await relayed(local)
-        await local.ask(body=chat_body("Back?"), headers=RELAYED)
-        return await relayed(local) > before
-
-    await until_async(relays_again)
+    await until_relaying(local)
     assert (await local.ready()).json["components"]["relay"] == "ok"
+
+
+async def test_requests_that_a_hanging_relay_has_taken_are_answered_without_it(site: Site) -> None:
+    """Those that come before Envoy has found out wait no longer than that takes, and then go straight to engines."""
+    local = site.local
+    await until_relaying(local)
+    pid = relay_pid(local)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*(local.ask(body=chat_body(f"{n}"), headers=RELAYED) for n in range(20)))
+        assert [one.status for one in answers] == [200] * 20
+        async with streaming(local, CHAT, request(CHAT, "Straight.", MODEL, TOKENS)) as stream:
+            await stream.rest()
+        assert stream.done
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await until_relaying(local)
 
 
 async def test_requests_go_straight_to_engines_while_the_relay_hangs(site: Site) -> None:

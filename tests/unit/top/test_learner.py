@@ -5,13 +5,17 @@ import asyncio
 import pytest
 
 from extproc.choose.fleet import Endpoint
+from extproc.clock import ManualClock
 from extproc.envoy.contract import QUEUED, Served
+from extproc.envoy.rate_limit import Asked
 from extproc.gossip import Gossip
 from extproc.learner import Learner, answered, engine_ttft_s, number, uncached_tokens
+from extproc.quotas import Quotas
 from extproc.router import Surroundings
 from extproc.state import feed
 from extproc.telemetry.metrics import Metrics
-from tests.unit.top.parts import surroundings
+from extproc.telemetry.quota_metrics import QuotaMetrics
+from tests.unit.top.parts import config, surroundings
 
 A, B = Endpoint("a", "10.0.0.1:80", 8000.0), Endpoint("b", "10.0.0.2:80", 8000.0)
 METADATA: dict[str, str | float] = {
@@ -188,6 +192,20 @@ async def test_undecided_and_foreign_requests_are_counted_only() -> None:
     assert 'warmpath_access_log_entries_total{outcome="undecided"} 1.0' in page
     assert 'warmpath_access_log_entries_total{outcome="foreign"} 1.0' in page
     assert "someone_elses" not in page
+
+
+async def test_a_request_that_never_had_a_pool_gives_back_what_it_took_before_its_body() -> None:
+    """The refusal of its decision is known by the access log alone, as one of no pool."""
+    around = surroundings(A, settings=config(rate_limits={"rules": [{"requests_per_day": 5}], "before_body": True}))
+    metrics = Metrics()
+    quotas = Quotas(around, QuotaMetrics(metrics.families), ManualClock())
+    learns = Learner(around, Gossip(around.store, around.knowledge, "r1", 1000), metrics, quotas=quotas)
+    told = await quotas.ahead([Asked("acme", None, 1.0)])
+    learns.observe(Served(status=429, metadata=told.metadata))
+    await quotas.close()
+    assert "warmpath_quota_given_back_total 1.0" in metrics.page().decode()
+    again = await quotas.ahead([Asked("acme", None, 0.0)])
+    assert again.headers["x-ratelimit-remaining-requests"] == "5"
 
 
 def test_every_finished_request_is_counted_under_its_endpoint() -> None:
