@@ -17,6 +17,8 @@ AVOID: Final = "x-warmpath-avoid"
 """Request header of the relay's: endpoints that were lost on the way, `ip:port[,ip:port...]`. No client may set it."""
 SERVED_BY: Final = "x-warmpath-served"
 """Response header to the relay: `ip:port` of the endpoint that answers."""
+HEALTH: Final = "/healthz"
+"""Where Envoy asks the relay whether new requests may come: 200, or 503 while the relay stops."""
 
 
 class Relay(Section, frozen=True, kw_only=True):

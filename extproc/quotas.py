@@ -7,7 +7,7 @@ gives back what it did not use, or takes what it used more. Implements `surround
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, Final
 

@@ -11,13 +11,14 @@ from aiohttp import web
 
 from extproc import __version__, addresses, reload
 from extproc.config import Config, split_address
+from extproc.config_relay import HEALTH
 from extproc.errors import ConfigError, WorkerError
 from extproc.govern import stages
 from extproc.processes import until_stopped
 from extproc.relay.asked import Asked
 from extproc.relay.gateway import Gateway
 from extproc.relay.limits import Limits
-from extproc.relay.server import HEALTH, METRICS, Server
+from extproc.relay.server import METRICS, Server
 from extproc.telemetry import logs
 from extproc.telemetry.relay_metrics import RelayMetrics
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
-from extproc import addresses, reload
+from extproc import addresses, hanging, reload
 from extproc.config import Config
+from extproc.config_relay import HEALTH
 from extproc.envoy import gateway_files
 from extproc.errors import ConfigError, StackError
 from extproc.processes import Child, Restarts, stop_requested
@@ -43,10 +44,11 @@ async def serve(config: Config, path: Path, settings: Sequence[str]) -> int:
             _child(f"worker-{index}", ["worker", "--index", str(index), *arguments])
             for index in range(config.gateway.sidecar.workers)
         ]
-        if config.relay.enabled:
-            children.append(_child("relay", ["relay", *arguments]))
+        relay = _child("relay", ["relay", *arguments]) if config.relay.enabled else None
+        if relay:
+            children.append(relay)
         watcher = reload.Watcher(path, settings, config, keep)
-        return await _until_stopped(config, children, watcher)
+        return await _until_stopped(config, children, watcher, relay)
 
 
 @contextlib.contextmanager
@@ -76,10 +78,15 @@ def _keeping(last_good: Path) -> Callable[[Config], Awaitable[None]]:
     return keep
 
 
-async def _until_stopped(config: Config, children: Sequence[Child], watcher: reload.Watcher) -> int:
+async def _until_stopped(
+    config: Config, children: Sequence[Child], watcher: reload.Watcher, relay: Child | None
+) -> int:
     """Keep the children alive until the signal to stop; the first of them is the keeper."""
     keeping = [asyncio.create_task(_keep_alive(child)) for child in children]
     keeping.append(asyncio.create_task(watcher.run()))
+    if relay:
+        address = addresses.relay(config)
+        keeping.append(asyncio.create_task(hanging.watch(relay, lambda: hanging.silent_at(address, HEALTH))))
     number = await stop_requested()
     log.info("stopping", extra={"signal": number.name})
     for task in keeping:

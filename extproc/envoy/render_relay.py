@@ -39,7 +39,7 @@ from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import RELAY_CLUSTER, Config
-from extproc.config_relay import ASKING, SERVED_BY
+from extproc.config_relay import ASKING, HEALTH, SERVED_BY
 from extproc.envoy.render_parts import (
     EXT_PROC,
     below,
@@ -60,7 +60,7 @@ _ASKED = HeaderMatcher(name=ASKING, string_match=StringMatcher(exact="1"))
 _NOT_DECLINED = HeaderMatcher(
     name=ASKING, string_match=StringMatcher(exact="0"), invert_match=True, treat_missing_header_as_empty=True
 )
-_UNLIMITED = 2**32 - 1
+_UNLIMITED = 1_000_000
 _IDLE_S = 10
 _HEALTH_S = 1
 
@@ -140,11 +140,9 @@ def relay_clusters(config: Config) -> list[Cluster]:
                     no_traffic_healthy_interval=seconds(_HEALTH_S),
                     unhealthy_threshold=2,
                     healthy_threshold=1,
-                    http_health_check=HealthCheckHttpHealthCheck(path="/healthz"),
+                    http_health_check=HealthCheckHttpHealthCheck(path=HEALTH),
                 )
             ],
-            # A relay that hangs takes requests and answers none: without this they waited for as long as it hung.
-            close_connections_on_host_health_failure=True,
             # One failed connection is enough: the other way in serves as well, and health checks bring the relay back.
             outlier_detection=ejection_at_once(),
             typed_extension_protocol_options={

@@ -6,6 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
+from extproc.config_relay import HEALTH
 from extproc.errors import BodyTooLargeError, OverloadedError, RelayError, ShuttingDownError, WarmpathError
 from extproc.relay.asked import PATHS, Api, read
 from extproc.relay.client import Client, Gone, refusal
@@ -14,8 +15,6 @@ from extproc.relay.limits import Limits, Room
 from extproc.relay.passage import Passage
 from extproc.telemetry.relay_metrics import RelayMetrics
 
-HEALTH: Final = "/healthz"
-"""Where Envoy asks whether new requests may come: 200, or 503 while the relay stops."""
 METRICS: Final = "/metrics"
 _MAX_HELD: Final = 512 * 1024 * 1024
 

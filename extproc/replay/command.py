@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = to_json(trace, factor, results, points)
     if arguments.output:
         printed.save(arguments.output, text)
-    sys.stdout.write(text if arguments.json else table(results))
+    sys.stdout.write(text if arguments.json else table(results, precise="precise" in wanted.profiles))
     return 0
 
 
@@ -48,11 +48,12 @@ def to_json(trace: Trace, factor: float, results: Mapping[str, Replayed], points
     return printed.to_json(trace, factor, results, **({"curve": points} if points else {}))
 
 
-def table(results: Mapping[str, Replayed]) -> str:
-    """Return the policies side by side, one line each."""
-    return printed.table(results, _COLUMNS)
+def table(results: Mapping[str, Replayed], *, precise: bool = False) -> str:
+    """Return the policies side by side, one line each; with precise profiles, how much was matched by them."""
+    return printed.table(results, [one for one in _COLUMNS if precise or one is not _PRECISE])
 
 
+_PRECISE: printed.Column[Replayed] = ("precise", lambda one: one.precise_share, printed.percent)
 _COLUMNS: Sequence[printed.Column[Replayed]] = (
     ("cached", lambda one: one.cached_share, printed.percent),
     ("TTFT mean", lambda one: one.ttft_ms.mean, printed.ms),
@@ -69,6 +70,7 @@ _COLUMNS: Sequence[printed.Column[Replayed]] = (
     ("regret ms", lambda one: one.regret_ms, "{:.1f}".format),
     ("cached err", lambda one: one.cached_error, printed.percent),
     ("TTFT err", lambda one: one.ttft_error, printed.percent),
+    _PRECISE,
     ("errors", lambda one: one.errors, "{:,}".format),
 )
 

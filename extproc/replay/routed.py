@@ -124,6 +124,7 @@ class Routed:
             cached_tokens=outcome.cached_tokens,
             ttft_ms=outcome.predicted_ttft_ms,
             moved=outcome.moved,
+            precise=outcome.rung == "precise",
         )
 
     def settled(self, picked: Picked, now: float) -> None:

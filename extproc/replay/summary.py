@@ -30,6 +30,7 @@ class Replayed(msgspec.Struct, frozen=True):
         cached_error: median of |predicted - real| cached tokens by prompt tokens, in steady state: of the requests that
             arrived behind the first third. None when nothing was predicted.
         ttft_error: median of |predicted - real| TTFT by the real one, in steady state; None when nothing was predicted.
+        precise_share: share of the answered rows whose pick was matched by what its engine had told; None without rows.
     """
 
     requests: int
@@ -47,6 +48,7 @@ class Replayed(msgspec.Struct, frozen=True):
     regret_ms: float | None
     cached_error: float | None
     ttft_error: float | None
+    precise_share: float | None
 
 
 def summarize(result: Result) -> Replayed:
@@ -79,6 +81,7 @@ def summarize(result: Result) -> Replayed:
         regret_ms=_mean([one.regret_ms for one in ended if one.regret_ms is not None]),
         cached_error=_median([e for one in steady if (e := _cached_error(one)) is not None]),
         ttft_error=_median([e for one in steady if (e := _ttft_error(one)) is not None]),
+        precise_share=_mean([float(one.picked.precise) for one in ended]),
     )
 
 

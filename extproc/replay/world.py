@@ -43,6 +43,7 @@ class Picked(msgspec.Struct, frozen=True, gc=False):
         cached_tokens: predicted; -1 when the chooser predicts nothing.
         ttft_ms: predicted; -1 when the chooser predicts nothing.
         moved: a session's pin was given up.
+        precise: what the engine itself had told was what the prediction went by.
     """
 
     engine: int
@@ -50,6 +51,7 @@ class Picked(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: float = -1.0
     ttft_ms: float = -1.0
     moved: bool = False
+    precise: bool = False
 
 
 class Ended(msgspec.Struct, gc=False):

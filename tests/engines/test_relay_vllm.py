@@ -21,6 +21,8 @@ pytestmark = pytest.mark.vllm
 # Far more than are received before an engine is lost: it must not have ended by then.
 TOKENS = 150
 STALL_S = 3.0
+TRIES = 4
+"""On a busy machine the whole answer may be under way when the engine is stopped."""
 EVERYWHERE = range(1, 21)
 RESUMED = "warmpath_relay_resumed_total"
 
@@ -119,16 +121,20 @@ async def test_an_engine_that_stands_still_is_continued_by_another(
     body = request(path, model_name, **fields)
     expected = await whole(relayed, path, body)
     assert counts(expected.usages[-1])["completion_tokens"] == TOKENS
-    before = await resumed(relayed, form)
     for position in positions:
-        with contextlib.ExitStack() as thaw:
+        before = await resumed(relayed, form)
+        for _ in range(TRIES):
+            with contextlib.ExitStack() as thaw:
 
-            async def stop(engine: VllmEngine, thaw: contextlib.ExitStack = thaw) -> None:
-                thaw.enter_context(frozen(engine))
+                async def stop(engine: VllmEngine, thaw: contextlib.ExitStack = thaw) -> None:
+                    thaw.enter_context(frozen(engine))
 
-            seen, _ = await lost_at(relayed, engines, path, body, position, stop)
-        assert_same(seen, expected, path)
-    assert await resumed(relayed, form) - before >= len(positions)
+                seen, _ = await lost_at(relayed, engines, path, body, position, stop)
+            assert_same(seen, expected, path)
+            if await resumed(relayed, form) > before:
+                break
+        else:
+            pytest.fail(f"at position {position} the engine was never stopped before it had answered")
 
 
 @pytest.mark.parametrize(("path", "position"), [(CHAT, 3), (COMPLETIONS, 11)])

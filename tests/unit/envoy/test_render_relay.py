@@ -62,6 +62,21 @@ def test_the_way_to_the_relay_lasts_as_long_as_any_rule_allows() -> None:
     assert [one["route"]["timeout"] for one in routes(public)[:3]] == ["600s"] * 3
 
 
+def test_all_that_a_lost_relay_had_not_begun_to_answer_goes_straight_at_once() -> None:
+    """Envoy would let three requests at a time be sent anew, and none that the relay had taken."""
+    resources = rendered(ON)
+    retry = routes(resources["listeners"][0])[0]["route"]["retry_policy"]
+    assert retry["retry_on"].split(",") == ["connect-failure", "refused-stream", "reset"]
+    [cluster] = [one for one in resources["clusters"] if one["name"] == "warmpath_relay"]
+    [limits] = cluster["circuit_breakers"]["thresholds"]
+    assert {name for name, most in limits.items() if most >= 1_000_000} == {
+        "max_connections",
+        "max_pending_requests",
+        "max_requests",
+        "max_retries",
+    }
+
+
 def test_the_inner_listener_decides_and_nothing_else() -> None:
     """Keys, limits and forged headers were seen to outside; who the client is must not be lost."""
     public, inner = rendered(ON + GUARDED)["listeners"]

@@ -131,8 +131,22 @@ def test_profiles_are_compared_at_the_delay_that_was_asked_for(capsys: pytest.Ca
     assert list(at_once) == list(late) == ["predicted_ttft estimated", "predicted_ttft precise"]
     assert at_once["predicted_ttft estimated"] == late["predicted_ttft estimated"]
     assert at_once["predicted_ttft precise"] != late["predicted_ttft precise"]
+    shares = {name: one["precise_share"] for name, one in late.items()}
+    assert shares == {"predicted_ttft estimated": 0.0, "predicted_ttft precise": 1.0}
     alone = told(capsys, *arguments, "--profiles", "precise")["policies"]
     assert alone == {"predicted_ttft": at_once["predicted_ttft precise"]}
+
+
+@pytest.mark.parametrize("profiles", ["estimated", "precise", "estimated,precise"])
+def test_the_table_tells_how_much_was_matched_precisely(capsys: pytest.CaptureFixture[str], profiles: str) -> None:
+    """A column of its own, unless all profiles are estimated: figures that agree are no sign that none was used."""
+    arguments = ("agents", "--limit", "60", "--engines", "2", "--policies", "predicted_ttft,round_robin")
+    assert main(["replay", *arguments, "--profiles", profiles]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert ("precise" in head) == (profiles != "estimated")
+    if "precise" in head:
+        cells = [row.split()[-2] for row in rows]
+        assert cells == ["0.0%"] * (len(cells) - 2) + ["100.0%", "0.0%"]
 
 
 def test_the_trade_off_is_drawn_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

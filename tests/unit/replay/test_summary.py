@@ -115,6 +115,13 @@ def test_errors_of_predictions_are_medians() -> None:
     assert (none.cached_error, none.ttft_error) == (None, None)
 
 
+def test_the_share_that_was_matched_precisely_is_one_of_answered_rows() -> None:
+    """One of four; without rows there is none."""
+    rows = [ended(1.0 * n, 0.1, 0.2, picked=Picked(0, precise=n == 2)) for n in range(4)]
+    assert summary(*rows).precise_share == 0.25
+    assert summary().precise_share is None
+
+
 def test_refused_rows_are_errors_with_a_reason() -> None:
     """They count as requests, and in nothing else."""
     one = summary(ended(0, 1, 2), refused=2)
