@@ -1,11 +1,16 @@
 """A request that another model answers, and what its decision says of that. Plain functions of values."""
 
+from typing import Final
+
 import msgspec
 
 from extproc.engines.fit import Wanted, fit
 from extproc.envoy.contract import Call, Decision
 from extproc.request.model import RouteKind
 from extproc.request.shapes import peek
+
+_LONG_S: Final = 1.0
+"""A prompt that takes less than this to prefill has drained by itself before anybody could be in its way for long."""
 
 
 def for_model(call: Call, model: str) -> Call | None:
@@ -23,10 +28,10 @@ def with_fact(decision: Decision, key: str, value: str | float) -> Decision:
 
 
 def is_undone(decision: Decision, rate: float, now: float) -> bool:
-    """Whether a request ended before even an idle endpoint could have prefilled half of its prompt.
+    """Whether a request with a long prompt ended before even an idle endpoint could have prefilled half of it.
 
-    Its tokens wait for nothing any more: an engine refuses a prompt that is too long at once (400), a client leaves. Left
-    in the ledger, two such prompts of 180,000 tokens kept a pool of two saturated for 13 s. What others had in front of
+    Its tokens wait for nothing any more: an engine refuses a prompt that is too long at once (400), a client leaves.
+    Left in the ledger, two such prompts of 180,000 tokens kept a pool of two saturated for 13 s. What others had in front of
     it does not count: a request may be served before them, and work that was done is drained by the time that it took.
 
     Args:
@@ -35,7 +40,9 @@ def is_undone(decision: Decision, rate: float, now: float) -> bool:
         now: by the clock of `Decision.at`.
     """
     uncached = decision.metadata.get("uncached_tokens", 0.0)
-    return not isinstance(uncached, str) and rate * (now - decision.at) < uncached / 2
+    if isinstance(uncached, str) or uncached < _LONG_S * rate:
+        return False
+    return rate * (now - decision.at) < uncached / 2
 
 
 def sequences_of(decision: Decision) -> int:

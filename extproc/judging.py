@@ -179,8 +179,12 @@ class Judging:
             elif after.state == "closed":
                 log.info("an endpoint's breaker closes", extra=told)
 
-    async def refresh(self) -> None:
-        """Read all breakers, ask for probes where they are due, and mark the fleet. Call it after each new fleet."""
+    async def refresh(self, renewed: Mapping[str, Collection[str]] | None = None) -> None:
+        """Read all breakers, ask for probes where they are due, and mark the fleet. Call it after each new fleet.
+
+        Args:
+            renewed: by pool, endpoints that have just joined or restarted: what another life did is forgotten.
+        """
         for pool in tuple(self._around.fleet.pools.values()):
             members = {each.id for each in pool.endpoints}
             seen = self._seen_in(pool.name)
@@ -191,7 +195,7 @@ class Judging:
             seen.members = members
             try:
                 # Another replica may have endpoints already that this one has not heard of: those are not its to drop.
-                if gone:
+                if gone := gone | {*(renewed or {}).get(pool.name, ())}:
                     await self._around.store.drop_breakers(pool.name, gone)
                 found = await self._around.store.breakers(pool.name) if self._around.config.breakers.strikes else {}
             except StoreError:

@@ -121,7 +121,12 @@ class Upkeep:
         )
         if self._judging is not None:
             self._judging.mark()
-            await self._judging.refresh()
+            await self._judging.refresh(
+                {
+                    pool: {name for name, at in joined.items() if at == now}
+                    for pool, joined in self._arrivals.joined.items()
+                }
+            )
 
     @property
     def _most_s(self) -> float:

@@ -169,6 +169,8 @@ async def test_a_stack_without_its_file_of_keys_says_so(journal: Journal, folder
     document = configuration({"main": ["127.0.0.1:9"]}, gateway={"auth": {"keys": f"{folder}/none"}})
     path = folder / "none.yaml"
     await asyncio.to_thread(write, path, document)
-    with pytest.raises(StackError, match=r"gateway.auth.keys: .*/none: cannot be read .* `warmpath key NAME --file .*/none`"):
+    with pytest.raises(
+        StackError, match=r"gateway.auth.keys: .*/none: cannot be read .* `warmpath key NAME --file .*/none`"
+    ):
         async with Stack(StackSettings(path=path), journal.write):
             pass

@@ -289,6 +289,17 @@ async def test_strangers_are_not_judged(replica: Callable[..., Replica]) -> None
     assert one.around.fleet is before
 
 
+async def test_an_engine_that_restarted_is_not_judged_by_its_other_life(replica: Callable[..., Replica]) -> None:
+    """It gets requests again as soon as its restart is seen, on every replica."""
+    one, other = replica(), replica()
+    await one.strikes()
+    await other.judging.refresh()
+    assert other.served_by() == ["b", "c", "d"]
+    await one.judging.refresh({"main": {"a"}})
+    await other.judging.refresh()
+    assert one.served_by() == other.served_by() == list(NAMES)
+
+
 async def test_a_replica_drops_no_breaker_of_an_endpoint_that_it_never_had(replica: Callable[..., Replica]) -> None:
     """While `endpoints` changes, the others may have more of them already: their strikes stay."""
     one, other = replica(), replica()
