@@ -30,9 +30,10 @@ def with_fact(decision: Decision, key: str, value: str | float) -> Decision:
 def is_undone(decision: Decision, rate: float, now: float) -> bool:
     """Whether a request with a long prompt ended before even an idle endpoint could have prefilled half of it.
 
-    Its tokens wait for nothing any more: an engine refuses a prompt that is too long at once (400), a client leaves.
-    Left in the ledger, two such prompts of 180,000 tokens kept a pool of two saturated for 13 s. What others had in front
-    of it does not count: a request may be served before them, and work that was done is drained by the time that it took.
+    Its tokens wait for nothing any more: an engine refuses a prompt that is too long at once (400), a client
+    leaves. Left in the ledger, two such prompts of 180,000 tokens kept a pool of two saturated for 13 s. What
+    others had in front of it does not count: a request may be served before them, and work that was done is drained
+    by the time that it took.
 
     Args:
         decision: the request's.
