@@ -24,6 +24,9 @@ STALL_S = 3.0
 TRIES = 4
 """On a busy machine the whole answer may be under way when the engine is stopped."""
 EVERYWHERE = range(1, 21)
+LONG = os.environ.get("WARMPATH_LONG", "") not in {"", "0"}
+KILLS = [*((CHAT, position) for position in (EVERYWHERE if LONG else [3])), (COMPLETIONS, 11)]
+"""Where an engine is killed. Each takes a start of vLLM: all of them a quarter of an hour, with `WARMPATH_LONG=1`."""
 RESUMED = "warmpath_relay_resumed_total"
 
 Lose = Callable[[VllmEngine], Awaitable[None]]
@@ -137,7 +140,7 @@ async def test_an_engine_that_stands_still_is_continued_by_another(
             pytest.fail(f"at position {position} the engine was never stopped before it had answered")
 
 
-@pytest.mark.parametrize(("path", "position"), [(CHAT, 3), (COMPLETIONS, 11)])
+@pytest.mark.parametrize(("path", "position"), KILLS)
 async def test_an_engine_that_is_killed_is_continued_by_another(
     relayed: Gateway, engines: list[VllmEngine], model_name: str, path: str, position: int
 ) -> None:
