@@ -60,6 +60,7 @@ class Benched(msgspec.Struct, frozen=True):
         lag_ms: how late requests were sent.
         late: the sender was too late for these figures to be believed.
         busy_share: None; engines do not report it.
+        precise_share: None; the answers do not tell it.
         regret_ms: None; only a replay sees what another engine would have done.
     """
 
@@ -80,6 +81,7 @@ class Benched(msgspec.Struct, frozen=True):
     lag_ms: Lag
     late: bool
     busy_share: None = None
+    precise_share: None = None
     regret_ms: None = None
 
 

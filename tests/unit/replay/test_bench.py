@@ -76,7 +76,7 @@ def test_every_figure_of_a_replay_has_its_place() -> None:
     shown = json.loads(printed.to_json(trace, 2.0, {"round_robin": benched()}))
     policy = shown["policies"]["round_robin"]
     assert set(Replayed.__struct_fields__) - {"wall_s"} <= set(policy)
-    assert {name for name, value in policy.items() if value is None} == {"busy_share", "regret_ms"}
+    assert {name for name, value in policy.items() if value is None} == {"busy_share", "precise_share", "regret_ms"}
     assert shown["trace"]["speed"] == 2.0
 
 
