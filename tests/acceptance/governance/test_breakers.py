@@ -103,12 +103,15 @@ async def test_refused_prompts_open_nothing(fleet: Fleet, status: int) -> None:
 
 
 async def test_an_engine_without_room_is_avoided_and_not_ejected(fleet: Fleet) -> None:
-    """Case D3: 503 moves on to the next endpoint of the list, and its endpoint gets less than its share."""
+    """Case D3: 503 moves on to the next endpoint of the list, and its endpoint gets less than its share.
+
+    Of two workers, the one that Envoy's log tells avoids it; the other goes by the gauges, which do not move here.
+    """
     before, taken = await fleet.opened(), fleet.taken()
     async with fleet.behaving(Behave(status=503), 0):
-        assert await fleet.chats(100) == {200: 100}
+        assert await fleet.chats(200) == {200: 200}
         shares = [now - then for now, then in zip(fleet.taken(), taken, strict=True)]
-        assert shares[0] < min(shares[1:]) / 2, shares
+        assert shares[0] < sum(shares[1:]) / len(shares[1:]), shares
     assert await fleet.opened() == before
 
 
