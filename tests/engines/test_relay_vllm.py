@@ -19,7 +19,7 @@ from tests.engines.vllm_engine import VllmEngine
 pytestmark = pytest.mark.vllm
 
 # Far more than are received before an engine is lost: it must not have ended by then.
-TOKENS = 150
+TOKENS = 600
 STALL_S = 3.0
 TRIES = 4
 """On a busy machine the whole answer may be under way when the engine is stopped."""
@@ -147,8 +147,10 @@ async def test_an_engine_that_is_killed_is_continued_by_another(
     """SIGKILL of all its processes: its connections break."""
     body = request(path, model_name)
     expected = await whole(relayed, path, body)
+    before = await resumed(relayed, "ids")
     seen, _ = await lost_at(relayed, engines, path, body, position, lambda one: asyncio.to_thread(one.kill))
     assert_same(seen, expected, path)
+    assert await resumed(relayed, "ids") > before
 
 
 async def test_an_engine_whose_core_is_killed_is_continued_by_another(
