@@ -49,6 +49,8 @@ _NAMES = (
 )  # fmt: skip
 _LINES = [line.strip() for topic in topics.topics.values() for line in topic.splitlines() if line.strip()]
 
+_OK = 200
+
 
 class Totals(msgspec.Struct, frozen=True):
     """Warmpath's own metrics at one moment.
@@ -182,8 +184,15 @@ class Gateway:
     async def picked(self, request_id: str) -> int:
         """Number of the engine that was picked for a request."""
         page = self._stack.metrics_url.replace("/metrics", f"/decisions/{request_id}")
-        async with self._http.get(page) as answer:
-            return self._engines.index(msgspec.json.decode(await answer.read(), type=Explanation).pick)
+        told: list[bytes] = []
+
+        async def known() -> bool:
+            async with self._http.get(page) as answer:
+                told.append(await answer.read())
+                return answer.status == _OK
+
+        await until_async(known)
+        return self._engines.index(msgspec.json.decode(told[-1], type=Explanation).pick)
 
     async def predicted(self, request_id: str) -> Predicted:
         """What the decision of an answered request expected, as `warmpath explain --id` tells it."""
