@@ -9,7 +9,7 @@ from extproc.fitting import ASKED_USAGE
 from extproc.gossip import Gossip
 from extproc.judging import Judging
 from extproc.quotas import Quotas
-from extproc.request.model import RouteKind
+from extproc.request.model import OPENED_EARLY, RouteKind
 from extproc.router import Surroundings
 from extproc.state.feed import Answered
 from extproc.telemetry.metrics import CUT, GONE, Finished, Metrics, UsageSource, outcome_of
@@ -18,9 +18,6 @@ _OK = 200
 _PREFILLED = range(200, 400)
 _TOLD = 1024
 """Running requests whose further attempts were told already; Envoy tells of each twice a second."""
-_OPENED_EARLY = frozenset({RouteKind.RESPONSES.value})
-"""APIs whose streams open with events that stand for no token. vLLM (0.32) sends `response.created` before the prefill:
-8 to 51 ms after the request for prompts that took it 340 to 780 ms, which made endpoints look twenty times faster."""
 _COUNTED = frozenset({RouteKind.CHAT.value, RouteKind.COMPLETION.value})
 """APIs whose streams report usage only when asked, so that output tokens may have to be counted otherwise."""
 _WITHOUT_TOKENS = frozenset({RouteKind.OTHER.value})
@@ -174,17 +171,16 @@ def usage_source(served: Served, counted: float) -> UsageSource | None:
 
 def engine_ttft_s(served: Served) -> float:
     """Seconds to the first token without those that the request waited for room; -1 when it had none."""
-    return (
-        served.ttft_s
-        if served.ttft_s < 0
-        else max(0.0, served.ttft_s - max(0.0, number(served.metadata, QUEUED)) / 1000)
-    )
+    if served.ttft_s < 0:
+        return served.ttft_s
+    waited_s = max(0.0, number(served.metadata, QUEUED)) / 1000
+    return max(0.0, served.ttft_s - waited_s)
 
 
 def tells_ttft(served: Served) -> bool:
     """Whether the first byte of the answer's body came with its first token."""
     told = served.metadata
-    return number(told, "streamed") == 1.0 and told.get("kind") not in _OPENED_EARLY
+    return number(told, "streamed") == 1.0 and told.get("kind") not in OPENED_EARLY
 
 
 def by_the_pick(served: Served, endpoint: str) -> bool:

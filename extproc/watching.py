@@ -11,13 +11,11 @@ from typing import Final
 from extproc.clock import Clock
 from extproc.envoy.contract import Running, Served
 from extproc.govern.stages import Limits, Progress, Sight, Stage, judge
-from extproc.request.model import RouteKind
+from extproc.request.model import OPENED_EARLY
 from extproc.telemetry.limit_metrics import LimitMetrics
 
 _MOST: Final = 65_536
 """Requests watched at once, some 250 bytes each. Those that were not heard of for longest make room."""
-_OPENED_EARLY: Final = frozenset({RouteKind.RESPONSES.value})
-"""APIs whose streams open with events before the prefill: see `learner`."""
 
 
 class Watching:
@@ -41,7 +39,7 @@ class Watching:
             return  # It is not at an endpoint yet.
         limits = Limits(first_token_s=running.first_token_s, stall_s=running.stall_s)
         sight = Sight(running.sent_bytes, running.at, self._clock.monotonic(), running.age_s, running.attempt)
-        early = running.kind in _OPENED_EARLY
+        early = running.kind in OPENED_EARLY
         progress, stage = judge(limits, self._seen.pop(running.charge_id, None), sight, opened_early=early)
         self._seen[running.charge_id] = progress
         if len(self._seen) > _MOST:

@@ -1,6 +1,7 @@
 """The one value that every API call becomes; the rest of the system sees nothing else of a request."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,11 @@ class RouteKind(StrEnum):
     RERANK = "rerank"
     SCORE = "score"
     OTHER = "other"
+
+
+OPENED_EARLY: Final = frozenset({RouteKind.RESPONSES.value})
+"""APIs whose streams open with events that stand for no token. vLLM (0.32) sends `response.created` before the prefill:
+8 to 51 ms after the request for prompts that took it 340 to 780 ms, which made endpoints look twenty times faster."""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
