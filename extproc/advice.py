@@ -29,10 +29,10 @@ def _too_short(config: Config) -> Iterator[str]:
     """A whole request has less time than its first token and a long answer may take."""
     for name, model in config.models.items():
         limits = limits_of(config.timeouts, Shape(name, "chat", streamed=True, uncached_tokens=_PROMPT_TOKENS))
-        speed = config.pools[model.pool].prefill_tokens_per_s
+        speed = config.pools[model.main_pool].prefill_tokens_per_s
         first_s, source = limits.first_token_s, "timeouts.first_token_s"
         if not first_s:
-            first_s, source = _PROMPT_TOKENS / speed, f"pools.{model.pool}.prefill_tokens_per_s"
+            first_s, source = _PROMPT_TOKENS / speed, f"pools.{model.main_pool}.prefill_tokens_per_s"
         answer_s = _ANSWER_TOKENS * _TOKEN_S
         if 0.0 < limits.request_s < first_s + answer_s:
             yield (

@@ -19,7 +19,6 @@ from extproc.config_pools import (
     EngineKind,
     EventSettings,
     Model,
-    ModelAdapter,
     PolicyName,
     Pool,
     ProfileMode,
@@ -27,6 +26,7 @@ from extproc.config_pools import (
 )
 from extproc.config_quotas import RateLimits
 from extproc.config_relay import Relay
+from extproc.config_rollouts import ModelAdapter, Rollouts, Shadow, Version
 
 __all__ = [
     "KEEPER_CLUSTER",
@@ -51,13 +51,16 @@ __all__ = [
     "Redis",
     "Relay",
     "Retries",
+    "Rollouts",
     "Routing",
     "Section",
     "SessionSettings",
+    "Shadow",
     "Sidecar",
     "Telemetry",
     "Timeouts",
     "TokenSettings",
+    "Version",
     "Volatile",
     "VolatileRule",
     "is_ip",
@@ -219,6 +222,7 @@ class Config(Section, frozen=True, kw_only=True):
     overload: Overload = Overload()
     rate_limits: RateLimits = RateLimits()
     relay: Relay = Relay()
+    rollouts: Rollouts = Rollouts()
     telemetry: Telemetry = Telemetry()
 
     def policy_of(self, pool: str) -> PolicyName:

@@ -1,11 +1,14 @@
 """Models and pools of `warmpath.yaml`: what clients ask for, and who serves it."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from extproc.config_base import Address, Count, ModelName, Name, Positive, Section
 from extproc.config_overload import PoolOverload
+from extproc.config_rollouts import ModelAdapter, Shadow, SplitBy, Version
 
 PolicyName = Literal["predicted_ttft", "weighted", "least_tokens", "session_hash", "round_robin"]
 EngineKind = Literal["auto", "vllm", "sglang", "tensorrt_llm"]
@@ -13,33 +16,49 @@ ProfileMode = Literal["estimated", "precise", "auto"]
 TokenSource = Literal["auto", "local", "engine", "render"]
 
 
-class ModelAdapter(Section, frozen=True, kw_only=True):
-    """The LoRA adapter that a model is, on top of its pool's base model.
-
-    Attributes:
-        name: its name at the engines.
-        id: number that TensorRT-LLM knows it by, unique in the pool and never given to another one: it enters the hash
-            of every block.
-        path: where TensorRT-LLM finds its weights; the other engines have it loaded under its name.
-    """
-
-    name: Annotated[str, Meta(min_length=1, max_length=256)]
-    id: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
-    path: str = ""
-
-
 class Model(Section, frozen=True, kw_only=True):
     """One name that clients may ask for.
 
     Attributes:
-        pool: pool that serves it.
+        pool: pool that serves it, of a model with one version.
         served_as: name that the engines know it by; its own when absent.
         adapter: LoRA adapter that it is; none when absent.
+        versions: its versions, in place of `pool`, `served_as` and `adapter`; see `docs/rollouts.md`.
+        aliases: further names that clients may ask for it by.
+        split_by: what gets one version: a session (without one its tenant, without that each request), a tenant, or
+            each request.
+        shadow: requests that a further version gets too; none when absent.
     """
 
-    pool: Name
+    pool: Name | None = None
     served_as: ModelName | None = None
     adapter: ModelAdapter | None = None
+    versions: dict[Name, Version] = msgspec.field(default_factory=dict)
+    aliases: Annotated[list[ModelName], Meta(max_length=64)] = msgspec.field(default_factory=list)
+    split_by: SplitBy = "session"
+    shadow: Shadow | None = None
+
+    @property
+    def by_version(self) -> Mapping[str, Version]:
+        """Its versions by name; the only one of a model without any has the name ``""``."""
+        return self.versions or {
+            "": Version(pool=self.pool or "", weight=1.0, served_as=self.served_as, adapter=self.adapter)
+        }
+
+    @property
+    def main(self) -> str:
+        """The version of most weight; of several the first."""
+        versions = self.by_version
+        return max(versions, key=lambda name: versions[name].weight)
+
+    @property
+    def main_pool(self) -> str:
+        """Pool of its main version."""
+        return self.by_version[self.main].pool
+
+    def in_pool(self, pool: str) -> Version | None:
+        """Its version in a pool; None where it has none."""
+        return next((version for version in self.by_version.values() if version.pool == pool), None)
 
 
 ZmqAddress = Annotated[

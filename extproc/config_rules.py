@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.config import KEEPER_CLUSTER, WORKERS_CLUSTER, Config, is_ip, split_address
+from extproc.config import KEEPER_CLUSTER, WORKERS_CLUSTER, Config, ModelAdapter, is_ip, split_address
 from extproc.config_gateway import JWKS_CLUSTER
 from extproc.config_mistakes import Mistake, first_mistake, nearest
 from extproc.errors import ConfigError
@@ -16,6 +16,7 @@ from extproc.rules_limits import breakers_tell_slow_from_quick, limits_agree
 from extproc.rules_overload import fallbacks_lead_on, waits_fit
 from extproc.rules_quotas import quotas_agree
 from extproc.rules_relay import relay_agrees
+from extproc.rules_rollouts import versions_agree
 from extproc.state import where
 from extproc.tokens import settings
 
@@ -46,6 +47,7 @@ def first_contradiction(config: Config) -> Mistake | None:
     """The first rule that the configuration breaks, or None."""
     rules: tuple[Callable[[Config], Iterator[Mistake]], ...] = (
         _models_name_pools,
+        versions_agree,
         _adapters_are_told_apart,
         _pool_names_are_free,
         _endpoints_are_addresses,
@@ -70,30 +72,38 @@ def first_contradiction(config: Config) -> Mistake | None:
 
 def _models_name_pools(config: Config) -> Iterator[Mistake]:
     for name, model in config.models.items():
-        if model.pool not in config.pools:
-            remedy = nearest(model.pool, config.pools, "pools are")
-            yield Mistake(f"$.models.{name}.pool", f"no pool `{model.pool}`: {remedy}")
+        for version, each in model.by_version.items():
+            path = f"$.models.{name}.versions.{version}.pool" if version else f"$.models.{name}.pool"
+            if not each.pool:
+                yield Mistake(path, "is missing: name the pool that serves it, or its `versions`")
+            elif each.pool not in config.pools:
+                yield Mistake(path, f"no pool `{each.pool}`: {nearest(each.pool, config.pools, 'pools are')}")
 
 
 def _adapters_are_told_apart(config: Config) -> Iterator[Mistake]:
     """An adapter's number enters the hash of its blocks: two adapters of one number would share a cache."""
     numbered: dict[tuple[str, int], str] = {}
     ids: dict[tuple[str, str], int] = {}
-    for name, model in config.models.items():
-        adapter = model.adapter
-        if adapter is None:
-            continue
-        path = f"$.models.{name}.adapter"
-        if config.pools[model.pool].engine == "tensorrt_llm":
+    for path, pool, adapter in _adapters(config):
+        if config.pools[pool].engine == "tensorrt_llm":
             if not adapter.path:
                 yield Mistake(f"{path}.path", "is missing: TensorRT-LLM finds an adapter's weights by it")
             if not adapter.id:
                 yield Mistake(f"{path}.id", "is missing: TensorRT-LLM knows adapters by number; give each another one")
-        if ids.setdefault((model.pool, adapter.name), adapter.id) != adapter.id:
+        if ids.setdefault((pool, adapter.name), adapter.id) != adapter.id:
             yield Mistake(f"{path}.id", f"adapter `{adapter.name}` has another id in another model: give it the same")
-        if adapter.id and numbered.setdefault((model.pool, adapter.id), adapter.name) != adapter.name:
-            other = numbered[model.pool, adapter.id]
+        if adapter.id and numbered.setdefault((pool, adapter.id), adapter.name) != adapter.name:
+            other = numbered[pool, adapter.id]
             yield Mistake(f"{path}.id", f"{adapter.id} is adapter `{other}` in this pool: give each adapter its own")
+
+
+def _adapters(config: Config) -> Iterator[tuple[str, str, ModelAdapter]]:
+    """Path, pool and value of every adapter."""
+    for name, model in config.models.items():
+        for version, each in model.by_version.items():
+            if each.adapter is not None:
+                place = f".versions.{version}" if version else ""
+                yield f"$.models.{name}{place}.adapter", each.pool, each.adapter
 
 
 def _pool_names_are_free(config: Config) -> Iterator[Mistake]:

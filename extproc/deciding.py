@@ -16,6 +16,7 @@ from extproc.config import Config
 from extproc.continuing import Pins, follows_of
 from extproc.envoy.contract import Decision
 from extproc.request.model import Request, RouteKind
+from extproc.rollout.split import Choice
 from extproc.state.exact_blocks import TokenPrompt, chain_of
 from extproc.state.foreseen import Foreseen
 from extproc.state.knowledge import PoolKnowledge
@@ -43,6 +44,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         tokens: the prompt as engines see it; None when it is not known.
         chains: its token blocks, by the block sizes of engines.
         waited_s: time spent waiting for `tokens`.
+        choice: version of the model that serves it; None for a model with one version.
     """
 
     request: Request
@@ -53,6 +55,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     tokens: TokenPrompt | None = None
     chains: Chains = {}
     waited_s: float = 0.0
+    choice: Choice | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

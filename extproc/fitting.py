@@ -141,13 +141,18 @@ def wanted_of(config: Config, model: str, pool: str, engine: EngineKind) -> Want
     usage = pool_settings is not None and pool_settings.ask_usage
     if settings is None:
         return Wanted(engine, usage=usage)
-    if settings.adapter is None:
-        alias = settings.served_as or model
+    version = settings.in_pool(pool) or settings.by_version[settings.main]
+    if version.adapter is None:
+        alias = version.served_as or model
         return Wanted(engine, alias if alias != model else "", usage=usage)
-    return Wanted(engine, settings.served_as or base_of(config, pool) or model, settings.adapter, usage)
+    return Wanted(engine, version.served_as or base_of(config, pool) or model, version.adapter, usage)
 
 
 def base_of(config: Config, pool: str) -> str:
     """Name by which a pool's engines know their base model, that of its first model without an adapter; else empty."""
-    bases = (each.served_as or name for name, each in config.models.items() if each.pool == pool and not each.adapter)
+    bases = (
+        version.served_as or name
+        for name, each in config.models.items()
+        if (version := each.in_pool(pool)) and not version.adapter
+    )
     return next(bases, "")

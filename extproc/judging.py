@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from extproc.choose.fleet import Breaker, Endpoint, Fleet, Pool
+from extproc.choose.fleet import Breaker, Endpoint, Pool
 from extproc.clock import Clock
 from extproc.config_breakers import Breakers
 from extproc.envoy.contract import Attempt, Served
@@ -240,7 +240,7 @@ class Judging:
         seen.busy = {endpoint: until for endpoint, until in seen.busy.items() if until > now}
         marked = marked_pool(pool, seen.breakers, seen.probes.keys(), seen.busy.keys(), settings)
         if marked is not pool:
-            self._around.fleet = Fleet({**fleet.pools, name: marked}, fleet.models, fleet.default_pool)
+            self._around.fleet = msgspec.structs.replace(fleet, pools={**fleet.pools, name: marked})
 
     def _seen_in(self, pool: str) -> _Seen:
         seen = self._seen.get(pool)

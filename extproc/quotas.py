@@ -237,4 +237,4 @@ class Quotas:
 
 def _model_of(config: Config, pool: Pool) -> str:
     """The model of a request that names none: the first one of its pool."""
-    return next((name for name, model in config.models.items() if model.pool == pool.name), "")
+    return next((name for name, model in config.models.items() if model.in_pool(pool.name)), "")

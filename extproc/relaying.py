@@ -96,7 +96,11 @@ async def _listen(runner: web.AppRunner, address: str) -> None:
 def limits_of(config: Config) -> Limits:
     """What the relay does and holds."""
     relay = config.relay
-    silent = (name for name, model in config.models.items() if config.pools[model.pool].engine == "tensorrt_llm")
+    silent = (
+        name
+        for name, model in config.models.items()
+        if any(config.pools[each.pool].engine == "tensorrt_llm" for each in model.by_version.values())
+    )
 
     def request_s(asked: Asked) -> float:
         shape = stages.Shape(asked.model, asked.api, asked.stream, -1.0)
@@ -113,7 +117,11 @@ def limits_of(config: Config) -> Limits:
 
 def telling(config: Config) -> frozenset[str]:
     """Models whose streams report usage although the client did not ask."""
-    return frozenset(name for name, model in config.models.items() if config.pools[model.pool].ask_usage)
+    return frozenset(
+        name
+        for name, model in config.models.items()
+        if all(config.pools[each.pool].ask_usage for each in model.by_version.values())
+    )
 
 
 class Remote:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
 import yaml
 
-from extproc.config import Config
+from extproc.config import Config, Model
 from extproc.config_file import load, parse
 from extproc.errors import ConfigError
 from extproc.overrides import overlay
@@ -138,6 +138,11 @@ def _content(path: Path) -> bytes:
         return b""
 
 
+def _served(model: Model, pools: Collection[str]) -> bool:
+    """Whether all pools of a model are there."""
+    return all(each.pool in pools for each in model.by_version.values())
+
+
 def _without_fixed(old: Config, new: Config) -> Config:
     """The new configuration as far as it can be taken now: its endpoints, policies and weights.
 
@@ -145,9 +150,9 @@ def _without_fixed(old: Config, new: Config) -> Config:
     """
     pools = {name: new.pools.get(name, pool) for name, pool in old.pools.items()}
     models = {
-        name: model if model.pool in pools else old.models[name]
+        name: model if _served(model, pools) else old.models[name]
         for name, model in new.models.items()
-        if model.pool in pools or name in old.models
+        if _served(model, pools) or name in old.models
     }
     return Config(
         models=models or old.models,

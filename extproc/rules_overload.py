@@ -54,7 +54,7 @@ def waits_fit(config: Config) -> Iterator[Mistake]:
 
 def _serves(config: Config, pool: str, rules: Rules) -> bool:
     model = config.models.get(rules.fallback)
-    return model is not None and model.pool == pool
+    return model is not None and model.in_pool(pool) is not None
 
 
 def _comes_back(config: Config, pool: str) -> str:
@@ -63,9 +63,9 @@ def _comes_back(config: Config, pool: str) -> str:
     while True:
         rules = rules_in(config, at)
         model = config.models.get(rules.fallback)
-        if rules.action != "fallback" or model is None or model.pool not in config.pools:
+        if rules.action != "fallback" or model is None or model.main_pool not in config.pools:
             return ""
-        if model.pool in seen:
+        if model.main_pool in seen:
             return at
-        seen.add(model.pool)
-        at = model.pool
+        seen.add(model.main_pool)
+        at = model.main_pool

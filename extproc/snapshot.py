@@ -70,7 +70,7 @@ def build(
             for endpoint, destination in addresses.items()
         )
         pools[name] = Pool(name, config.policy_of(name), endpoints)
-    models = {model: settings.pool for model, settings in config.models.items()}
+    models = {model: settings.main_pool for model, settings in config.models.items()}
     return Fleet(pools, models, default_pool=next(iter(models.values())))
 
 

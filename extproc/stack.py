@@ -152,7 +152,7 @@ class Stack:
         await self._start("engines", command, note)
         await self._until(lambda: _full(ready, self._settings.engines), "engines", "its engines to listen")
         self.engines = [ready.get_nowait() for _ in range(self._settings.engines)]
-        pool = self.config.models[model].pool
+        pool = self.config.models[model].main_pool
         self._override(f"pools.{pool}.endpoints={json.dumps(self.engines)}")
 
     async def _start_sidecar(self) -> None:
@@ -181,7 +181,7 @@ class Stack:
         has found stands on its own page, which needs no key and no certificate.
         """
         sidecar, envoy = self.metrics_url.replace("/metrics", ""), self.config.gateway.admin
-        pool = next(iter(self.config.models.values())).pool
+        pool = next(iter(self.config.models.values())).main_pool
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
 
             async def get(url: str) -> str:

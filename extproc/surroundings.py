@@ -16,6 +16,7 @@ from extproc.envoy.contract import Call, Decision
 from extproc.govern.quotas import Claim, Draw, Taken
 from extproc.recent import Recent
 from extproc.request.model import Request
+from extproc.rollout.state import Rollout
 from extproc.state.exact_blocks import TokenPrompt
 from extproc.state.feed import Delta
 from extproc.state.knowledge import PoolKnowledge
@@ -170,6 +171,7 @@ class Surroundings(msgspec.Struct):
         gate: lets requests through to saturated pools; None where nobody waits.
         picks: is told of each pick; None where nobody wants to know.
         meter: keeps up how much is used; None where nobody does.
+        rollouts: by model, the last that is known of its rollout.
         believed_until: until when what engines told may be believed without another look, in monotonic seconds.
     """
 
@@ -186,4 +188,5 @@ class Surroundings(msgspec.Struct):
     gate: Gate | None = None
     picks: Picks | None = None
     meter: Meter | None = None
+    rollouts: Mapping[str, Rollout] = {}
     believed_until: float = math.inf

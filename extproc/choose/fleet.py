@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from extproc.rollout.split import Split
+
 Breaker = Literal["closed", "open", "half_open", "probe"]
 """Whether an endpoint gets requests: as usual; none, as it answered too badly; none but others' probes; one, as a probe
 of this worker's."""
@@ -82,10 +84,14 @@ class Fleet(msgspec.Struct, frozen=True):
 
     Attributes:
         pools: pool by name.
-        models: pool name by the model name that clients use.
+        models: by the model's own name, the pool of its main version.
         default_pool: pool for requests that name no model.
+        aliases: the model's own name by further names that clients use.
+        splits: by the model's own name, its versions; models with one version are absent.
     """
 
     pools: Mapping[str, Pool]
     models: Mapping[str, str]
     default_pool: str
+    aliases: Mapping[str, str] = {}
+    splits: Mapping[str, Split] = {}

@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from extproc.config_pools import EngineKind, ModelAdapter
+from extproc.config_pools import EngineKind
+from extproc.config_rollouts import ModelAdapter
 from extproc.engines.fit_fields import Values, edited, values_of
 from extproc.engines.fit_tensorrt import HINTS, priority
 from extproc.errors import UnfitRequestError

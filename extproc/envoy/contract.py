@@ -32,6 +32,18 @@ FALLBACK = "fallback"
 """Key of a decision's metadata that names the model which answers in place of the one that was asked for."""
 QUEUED = "queued_ms"
 """Key of a decision's metadata: for how long the request waited until its pool had room, in milliseconds."""
+VERSION_HEADER = "x-warmpath-version"
+"""Request header by which testers choose a version, and response header that names the one which answers."""
+MODEL = "model"
+"""Key of a decision's metadata: the model by its own name, of models with several versions."""
+VERSION = "version"
+"""Key of a decision's metadata: the version that serves, of models with several versions."""
+UNIT = "unit"
+"""Key of a decision's metadata: what the version was chosen for, as `Choice.unit`."""
+EPOCH = "epoch"
+"""Key of a decision's metadata: the rollout and step that the version was chosen by; absent without a rollout."""
+SHADOW_HEADER = "x-warmpath-shadow"
+"""Request header that names the cluster which Envoy mirrors the request to."""
 METADATA = "warmpath"
 """Namespace of our dynamic metadata; access-log entries carry it back to us."""
 EMITTED_TAG = "emitted_s"
@@ -48,6 +60,22 @@ HEALTH_CHECK_S = 0.5
 """How often Envoy asks a worker whether it is ready, and how long it waits for the answer."""
 NOT_READY_AFTER = 2
 """Answers in a row, or answers that do not come, after which Envoy sends a worker no more streams."""
+
+
+class Capture(Protocol):
+    """Who takes a copy of an answer while it passes. Methods return at once and never raise."""
+
+    def began(self, status: int, headers: Mapping[str, str]) -> None:
+        """The answer's headers, names in lower case."""
+        ...
+
+    def chunk(self, body: bytes) -> None:
+        """The next piece of its body."""
+        ...
+
+    def over(self, *, complete: bool) -> None:
+        """The stream is over; `complete` when the whole answer was seen. Called once."""
+        ...
 
 
 class Line(Protocol):
@@ -97,6 +125,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         limited: the request may be ended by its charge while it runs.
         total_s: it is ended so many seconds after the decision, if the gateway has not done so before; 0 for never.
         at: when it was made, by the decider's own clock. It is not sent.
+        capture: who takes a copy of the answer; None for nobody. It is not sent.
     """
 
     pool: str
@@ -109,6 +138,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     limited: bool = False
     total_s: float = 0.0
     at: float = 0.0
+    capture: Capture | None = None
 
 
 class Answered(Exception):  # noqa: N818  # no error: the request is answered

@@ -85,7 +85,7 @@ def scopes(gateway: Gateway) -> list[Scope]:
 
 def routes(config: Config) -> RouteConfiguration:
     """One virtual host for every name; host names belong to whoever stands before Warmpath."""
-    default_pool = next(iter(config.models.values())).pool
+    default_pool = next(iter(config.models.values())).main_pool
     everything = scopes(config.gateway)
     duplex = config.gateway.body_mode == "duplex" and config.retries.max > 0
     return RouteConfiguration(

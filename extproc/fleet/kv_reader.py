@@ -106,7 +106,12 @@ class KvReader:
         """Take modes and limits from a configuration; holds from the next round on."""
         self._modes = {name: pool.profiles for name, pool in config.pools.items() if pool.profiles != "estimated"}
         self._events = {name: pool.events for name, pool in config.pools.items()}
-        self._adapted = {model.pool for model in config.models.values() if model.adapter is not None}
+        self._adapted = {
+            version.pool
+            for model in config.models.values()
+            for version in model.by_version.values()
+            if version.adapter is not None
+        }
         self._cap = config.redis.feed_cap
         self._holding.apply(config)
         self._looked = float("-inf")

@@ -270,9 +270,10 @@ class Tokenizing:
     def _served(self, pool: str, engine: EngineKind, asked: Asked, name: str) -> tuple[str, str]:
         """The name that engines know a request's model by, and the LoRA adapter that it is; empty for none."""
         model = self._models.get(name)
-        served = (model.served_as if model else None) or name
-        if model and model.adapter:
-            return model.adapter.name, model.adapter.name
+        version = model.in_pool(pool) if model else None
+        served = (version.served_as if version else None) or name
+        if version and version.adapter:
+            return version.adapter.name, version.adapter.name
         if asked.adapter:
             return served, asked.adapter
         if served in self._engines.adapters(pool):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.config_pools import EngineKind, ModelAdapter
+from extproc.config_pools import EngineKind
+from extproc.config_rollouts import ModelAdapter
 from extproc.engines.fit import Change, Fitted, Wanted, fit
 from extproc.engines.fit_tensorrt import HINTS, priority
 from extproc.errors import UnfitRequestError

@@ -8,7 +8,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.config_pools import EngineKind, ModelAdapter
+from extproc.config_pools import EngineKind
+from extproc.config_rollouts import ModelAdapter
 from extproc.engines.fit import Wanted, fit
 from extproc.sim.fleet import SimFleet
 from extproc.sim.settings import EngineSettings, SimSettings

@@ -1,0 +1,1 @@
+"""What operators ask a keeper, over HTTP and gRPC: the same calls, one implementation."""

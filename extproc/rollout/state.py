@@ -1,0 +1,151 @@
+"""A rollout as it is kept: one document a model, which every replica reads. Values and their bytes, no I/O."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from extproc.config_rollouts import Gates, OnFailure
+from extproc.errors import StoreError
+
+GROUP = "rollouts"
+"""Group of documents, parts and records in the store: documents and records by model, parts by `evidence_name`."""
+
+Phase = Literal["running", "paused", "promoted", "retired", "rolled_back", "aborted"]
+"""`promoted`: at 100 %, conversations on the baseline may stay. `retired`: they may not. The last three are ends."""
+ACTIVE: frozenset[Phase] = frozenset({"running", "paused", "promoted"})
+"""Phases that the controller looks after."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rollout goes; see `config_rollouts.Rollouts`. `steps` are shares of 1, the last is 1."""
+
+    steps: tuple[float, ...]
+    hold_s: float
+    settle_s: float
+    min_samples: int
+    on_failure: OnFailure
+    false_alarms: float
+    require_verdict: bool
+    retire_after_s: float
+    gates: Gates
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout. Times are seconds of the store's clock.
+
+    Attributes:
+        id: unique.
+        model: the model.
+        canary: version that gets more and more.
+        base: weights of all versions before, the canary's with them.
+        plan: how it goes.
+        phase: where it is.
+        step: index of the present step.
+        share: share of the traffic that the canary gets now, 0 to 1.
+        started: when it began.
+        since: when the present step or phase began.
+        held_s: time of the present step that passed before it was paused.
+        earlier: shares of the canary that were in force before and whose conversations stay, the newest first.
+        gate: gate that failed; empty while none has.
+        reason: why it is in this phase, for people.
+        verdict: verdict on the present step, posted from outside.
+    """
+
+    id: str
+    model: str
+    canary: str
+    base: Mapping[str, float]
+    plan: Plan
+    phase: Phase = "running"
+    step: int = 0
+    share: float = 0.0
+    started: float = 0.0
+    since: float = 0.0
+    held_s: float = 0.0
+    earlier: tuple[float, ...] = ()
+    gate: str = ""
+    reason: str = ""
+    verdict: Literal["", "pass", "fail"] = ""
+
+    @property
+    def epoch(self) -> str:
+        """What is measured belongs to one epoch: a step of a rollout, which a pause does not end."""
+        return f"{self.id}-{self.step}"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the audit log.
+
+    Attributes:
+        at: when, in seconds of the store's clock.
+        model: the model.
+        rollout: id of its rollout.
+        what: what happened: `started`, `step`, `paused`, `resumed`, `promoted`, `retired`, `rolled_back`, `aborted`,
+            `verdict`, `gate_failed` (reported, nothing done).
+        by: who did it: an operator's name as it was given, or `controller`.
+        share: share of the canary from now on.
+        gate: gate that failed.
+        text: why, for people.
+        told: numbers that it was decided by.
+    """
+
+    at: float
+    model: str
+    rollout: str
+    what: str
+    by: str
+    share: float = 0.0
+    gate: str = ""
+    text: str = ""
+    told: Mapping[str, float] = {}
+
+
+_pack = msgspec.json.Encoder().encode
+_read = msgspec.json.Decoder(Rollout).decode
+_read_event = msgspec.json.Decoder(Event).decode
+
+
+def encode(rollout: Rollout) -> bytes:
+    """A rollout as bytes of the store."""
+    return _pack(rollout)
+
+
+def decode(payload: bytes) -> Rollout:
+    """The rollout that bytes of the store stand for. Raises StoreError for others."""
+    try:
+        return _read(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise StoreError(f"a rollout in the store cannot be read: {error}") from error
+
+
+def encode_event(event: Event) -> bytes:
+    """An event as bytes of the store."""
+    return _pack(event)
+
+
+def decode_event(payload: bytes) -> Event:
+    """The event that bytes of the store stand for. Raises StoreError for others."""
+    try:
+        return _read_event(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise StoreError(f"an event in the store cannot be read: {error}") from error
+
+
+def evidence_name(rollout: Rollout) -> str:
+    """Name of the parts in which workers publish what they measured of the present step."""
+    return rollout.epoch
+
+
+def weights(rollout: Rollout, share: float) -> Mapping[str, float]:
+    """Weights of all versions when the canary has this share: the others keep their proportions."""
+    others = {version: weight for version, weight in rollout.base.items() if version != rollout.canary}
+    total = sum(others.values())
+    if total <= 0.0 or share >= 1.0:
+        return {rollout.canary: 1.0}
+    return {**{version: weight / total * (1.0 - share) for version, weight in others.items()}, rollout.canary: share}
+
+
+def governs(rollout: Rollout, configured: Mapping[str, float]) -> bool:
+    """Whether a rollout still says who gets what: until it is over and the file's weights were changed after it."""
+    return rollout.phase in ACTIVE or dict(rollout.base) == dict(configured)
