@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.gateway import Gateway, gateway
-from tests.engines.vllm_engine import VllmEngine
+from tests.engines.vllm_engine import VllmEngine, revive
 from tests.ports import free_ports
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / ".venv-vllm"
@@ -63,7 +63,7 @@ def engines(
         cleanup.callback(signal.signal, signal.SIGTERM, previous)
         for engine in fleet:
             cleanup.callback(engine.stop)
-        _revive(fleet)
+        revive(fleet)
         yield fleet
 
 
@@ -71,7 +71,7 @@ def engines(
 def every_engine_alive(request: pytest.FixtureRequest) -> None:
     """A test that uses the engines finds all of them healthy, even after one that killed some."""
     if "engines" in request.fixturenames:
-        _revive(request.getfixturevalue("engines"))
+        revive(request.getfixturevalue("engines"))
 
 
 @pytest.fixture
@@ -92,12 +92,3 @@ def pytest_runtest_makereport(
         for engine in fleet:
             report.sections.append((f"log of engine {engine.address}", engine.log_tail()))
     return report
-
-
-def _revive(fleet: list[VllmEngine]) -> None:
-    """Start those that do not run, all at once, and wait for them."""
-    ended = [engine for engine in fleet if not engine.alive]
-    for engine in ended:
-        engine.start()
-    for engine in ended:
-        engine.wait_ready()

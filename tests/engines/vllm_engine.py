@@ -193,6 +193,15 @@ class VllmEngine:
             connection.close()
 
 
+def revive(fleet: list[VllmEngine]) -> None:
+    """Start those that do not run, all at once, and wait for them."""
+    ended = [engine for engine in fleet if not engine.alive]
+    for engine in ended:
+        engine.start()
+    for engine in ended:
+        engine.wait_ready()
+
+
 def _members(group: int) -> dict[int, bytes]:
     """The living processes of a process group: command line by process id."""
     found = {}
