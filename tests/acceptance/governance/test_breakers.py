@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
+import redis.asyncio
 
 from tests.acceptance.journal import Journal
 from tests.acceptance.local import Local, chat_body, configuration, running
@@ -59,6 +60,26 @@ class Fleet:
             for index in which:
                 self.engines[index].behave = Behave()
             await self.all_closed()
+
+    @contextlib.asynccontextmanager
+    async def ill(self, behave: Behave, index: int) -> AsyncIterator[None]:
+        """Let one engine misbehave for a while; nobody waits until it is in use again."""
+        self.engines[index].behave = behave
+        try:
+            yield
+        finally:
+            self.engines[index].behave = Behave()
+
+    async def flush(self) -> None:
+        """Delete all that is in the store."""
+        url = self.local.stack.config.redis.url
+        assert url is not None
+        async with redis.asyncio.Redis.from_url(url) as client:
+            await client.flushall()
+
+    async def opened_at(self, index: int) -> float:
+        """How often the breaker of an engine was seen to open, over both workers."""
+        return await self.local.metric("warmpath_breaker_openings_total", endpoint=self.engines[index].address)
 
     def taken(self) -> list[int]:
         """Requests that each engine has had so far."""
@@ -173,6 +194,38 @@ async def test_a_stopped_engine_costs_no_request_and_returns(fleet: Fleet) -> No
         return fleet.taken()[0] > taken
 
     await until_async(in_use)
+
+
+async def test_a_flushed_store_forgets_an_open_breaker_and_it_opens_again(fleet: Fleet) -> None:
+    """What is lost with Redis is learnt anew: a handful of failures later the engine is left alone again."""
+    before = await fleet.opened()
+
+    async def opened() -> bool:
+        await fleet.chats(AT_ONCE)
+        return await fleet.opened() > before
+
+    async with fleet.behaving(Behave(status=500), 0):
+        await until_async(opened)
+        await fleet.flush()
+        before = await fleet.opened()
+        await until_async(opened)
+        statuses = await fleet.chats(60)
+        assert statuses[200] >= 50, statuses
+
+
+async def test_an_engine_that_is_ill_every_other_moment_costs_little(fleet: Fleet) -> None:
+    """Its breaker opens for longer each time, and nobody else's does: requests keep to the others."""
+    healthy = [await fleet.opened_at(index) for index in (1, 2, 3)]
+    total = Counter[int]()
+    for _ in range(8):
+        async with fleet.ill(Behave(status=500), 0):
+            total += await fleet.chats(30)
+        total += await fleet.chats(30)
+    assert set(total) <= {200, 500}
+    # One of four engines, ill half of the time, would fail an eighth of all requests if it kept its share.
+    assert total[500] < total.total() / 8, total
+    assert [await fleet.opened_at(index) for index in (1, 2, 3)] == healthy
+    await fleet.all_closed()
 
 
 async def test_an_engine_far_slower_than_its_peers_is_left_alone(fleet: Fleet) -> None:

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROFILES = {POOL: "vllm-0.33", "old": "vllm-0.11", "sglang": "sglang", "trt": "trtllm"}
 TOKENS = 12
+MIB = 1 << 20
 RELAY = "warmpath_relay_requests_total"
 
 
@@ -156,6 +157,25 @@ async def test_an_engine_is_let_go_when_the_client_leaves(site: Site) -> None:
         return await serving.live() == 0 and await site.local.in_flight() == 0
 
     await until_async(let_go)
+
+
+async def test_a_client_that_stops_reading_holds_nobody_up_and_loses_nothing(site: Site) -> None:
+    """What waits for it is bounded, others are served, and when it reads on it finds the whole answer."""
+    body = request(CHAT, "Read this later.", MODEL, 4000)
+    expected = await undisturbed(site.local, CHAT, body)
+    async with streaming(site.local, CHAT, body) as stream:
+        await stream.tokens(1)
+        for number in range(20):
+            answer = await site.local.ask(body=chat_body(f"Am I served? {number}"), headers=RELAYED)
+            assert answer.status == 200
+        assert await site.local.metric("warmpath_relay_held_bytes") < 8 * MIB
+        # Longer than an engine may be silent: it is the client that is, and the engine is not to blame.
+        await asyncio.sleep(3.0)
+        deaths = await site.local.metric("warmpath_relay_deaths_total")
+        await stream.rest()
+    assert stream.text == expected.text
+    assert stream.done
+    assert await site.local.metric("warmpath_relay_deaths_total") == deaths
 
 
 async def test_what_the_sidecar_learns_is_what_it_learns_without_a_relay(site: Site) -> None:
