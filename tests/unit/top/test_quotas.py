@@ -315,3 +315,19 @@ async def test_several_workers_correct_what_one_took() -> None:
 
     await until_async(corrected)
     await asyncio.gather(other.close(), desk.quotas.close())
+
+
+async def test_ten_thousand_tenants_do_not_grow_the_metrics_page() -> None:
+    """Case E11: who uses a limit is told by its rule alone; names come from outside."""
+    desk = Desk({"tenant": "*", "requests_per_minute": 1})
+
+    async def used_up(tenant: str) -> None:
+        await desk.begin(tenant)
+        with pytest.raises(RateLimitedError):
+            await desk.begin(tenant)
+
+    await used_up("the first one")
+    lines = generate_latest(desk.registry).count(b"\n")
+    for number in range(10_000):
+        await used_up(f"tenant {number}")
+    assert generate_latest(desk.registry).count(b"\n") == lines
