@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from extproc import advice_traffic
+from extproc import advice_rollouts, advice_traffic
 from extproc.config import Config
 from extproc.govern.stages import Shape, limits_of
 
@@ -20,9 +20,11 @@ _LEAST_STALL_S: Final = 2.0
 def warnings(config: Config) -> list[str]:
     """One line each, that names the place, the reason and the remedy.
 
-    Raises ConfigError when the file of API keys, whose names tell who can be a tenant, cannot be used.
+    Raises ConfigError when the file of API keys, whose names tell who can be a tenant, or that of the operators' token
+    cannot be used.
     """
-    return [*_too_short(config), *_hidden(config), *_hasty(config), *advice_traffic.warnings(config)]
+    further = (*advice_traffic.warnings(config), *advice_rollouts.warnings(config))
+    return [*_too_short(config), *_hidden(config), *_hasty(config), *further]
 
 
 def _too_short(config: Config) -> Iterator[str]:

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_sim(commands)
     _add_explain(commands)
     _add_key(commands)
+    _add_rollout(commands)
     _add_replay(commands)
     _add_bench(commands)
     worker = _with_config(commands, "worker", argparse.SUPPRESS, _worker)
@@ -149,6 +150,15 @@ def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.set_defaults(run=_key)
 
 
+def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from extproc import rollout_arguments
+
+    text = "move the traffic of a model to another version, step by step, and back"
+    parser = commands.add_parser("rollout", help=text, description=_sentence(text))
+    rollout_arguments.add_arguments(parser)
+    parser.set_defaults(run=_rollout)
+
+
 def _not_installed(_arguments: argparse.Namespace) -> int:
     sys.stderr.write("warmpath: the simulator is not installed: pip install 'warmpath[demo]'\n")
     return 1
@@ -228,6 +238,12 @@ def _key(arguments: argparse.Namespace) -> int:
 
     sys.stdout.write(key_command.make(arguments.client, arguments.file))
     return 0
+
+
+def _rollout(arguments: argparse.Namespace) -> int:
+    from extproc import rollout_command
+
+    return rollout_command.run(arguments)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

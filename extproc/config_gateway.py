@@ -28,7 +28,10 @@ class Sidecar(Section, frozen=True, kw_only=True):
             share a host, `hosts` is not used and no TCP port but the admin's is opened.
         worker_port: worker i listens on `worker_port + i`.
         keeper_port: EDS for Envoy.
-        admin: `host:port` of the keeper's HTTP page (`/metrics`, `/healthz`, `/readyz`).
+        admin: `host:port` of the keeper's HTTP page (`/metrics`, `/healthz`, `/readyz`, `/v1/rollouts`).
+        admin_token: absolute path of the file with the token that callers of the operator API must show, over HTTP and
+            gRPC; read at each call. Empty: nobody may call it but who is on the same host, and only while it listens on
+            loopback.
         drain_s: how long open streams may finish after SIGTERM.
     """
 
@@ -39,6 +42,7 @@ class Sidecar(Section, frozen=True, kw_only=True):
     worker_port: Port = 9002
     keeper_port: Port = 9102
     admin: Address = "127.0.0.1:9103"
+    admin_token: str = ""
     drain_s: NotNegative = 30.0
 
 

@@ -141,6 +141,8 @@ def _in_list(value: Any, kind: Any, limits: Meta, path: str) -> Mistake | None:
         return _wrong_type(value, list, path)
     if limits.min_length and len(value) < limits.min_length:
         return Mistake(path, "is empty: name at least one")
+    if limits.max_length is not None and len(value) > limits.max_length:
+        return Mistake(path, f"has {len(value)} values: write {limits.max_length} at most")
     inner_kind = typing.get_args(kind)[0]
     found = (first_mistake(inner, inner_kind, f"{path}[{index}]") for index, inner in enumerate(value))
     return next((one for one in found if one), None)

@@ -72,5 +72,9 @@ def _pin_key(config: Config, pool: Pool, request: Request, kind: str, name: str)
     """Two tenants that happen to use one session id have two sessions."""
     if not name:
         return ""
-    secret = config.routing.session.secret or f"warmpath:{config.redis.key_prefix}"
-    return pin_key(secret.encode(), pool.name, f"{kind}\0{request.tenant}\0{name}")
+    return pin_key(secret_of(config), pool.name, f"{kind}\0{request.tenant}\0{name}")
+
+
+def secret_of(config: Config) -> bytes:
+    """Key of the hashes that sessions and tenants are known by; it may be longer than BLAKE2b takes."""
+    return (config.routing.session.secret or f"warmpath:{config.redis.key_prefix}").encode()

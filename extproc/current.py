@@ -1,5 +1,7 @@
 """What follows from a configuration and a fleet: made once for each, used by every decision."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from extproc import deciding
@@ -8,6 +10,8 @@ from extproc.choose.policies import POLICIES, Weights
 from extproc.config import Config
 from extproc.fitting import Fitting
 from extproc.request.volatile import Rules, rules_of
+from extproc.state.knowledge import PoolKnowledge
+from extproc.versions import Around
 
 
 class Current(msgspec.Struct, frozen=True):
@@ -20,6 +24,7 @@ class Current(msgspec.Struct, frozen=True):
         volatile: what hashing passes over.
         whole: every pool's policy looks at prompts, so bodies are read whole at once.
         fitting: what engines get in place of bodies.
+        around: what a version is chosen by.
     """
 
     config: Config
@@ -28,9 +33,10 @@ class Current(msgspec.Struct, frozen=True):
     volatile: Rules
     whole: bool
     fitting: Fitting
+    around: Around
 
 
-def current_of(config: Config, fleet: Fleet, last: Current | None) -> Current:
+def current_of(config: Config, fleet: Fleet, knowledge: Mapping[str, PoolKnowledge], last: Current | None) -> Current:
     """What follows from `config` and `fleet`; of `last` all that still holds is kept."""
     if last is not None and last.config is config and last.fleet is fleet:
         return last
@@ -41,5 +47,6 @@ def current_of(config: Config, fleet: Fleet, last: Current | None) -> Current:
         weights=kept.weights if kept else deciding.weights_of(config),
         volatile=kept.volatile if kept else rules_of(config.routing.volatile),
         fitting=kept.fitting if kept else Fitting(config),
+        around=Around(fleet, knowledge, config),
         whole=all(POLICIES[pool.policy].prefix for pool in fleet.pools.values()),
     )

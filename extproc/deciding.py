@@ -14,7 +14,7 @@ from extproc.choose.fleet import Endpoint, Pool
 from extproc.choose.policies import Ask, Rung, Weights
 from extproc.config import Config
 from extproc.continuing import Pins, follows_of
-from extproc.envoy.contract import Decision
+from extproc.envoy.contract import CONTINUED, EPOCH, MODEL, UNIT, VERSION, Decision
 from extproc.request.model import Request, RouteKind
 from extproc.rollout.split import Choice
 from extproc.state.exact_blocks import TokenPrompt, chain_of
@@ -45,6 +45,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
         chains: its token blocks, by the block sizes of engines.
         waited_s: time spent waiting for `tokens`.
         choice: version of the model that serves it; None for a model with one version.
+        named: further name that the body has for the model; empty where it has the model's own, or none.
     """
 
     request: Request
@@ -56,6 +57,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     chains: Chains = {}
     waited_s: float = 0.0
     choice: Choice | None = None
+    named: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -218,10 +220,17 @@ def _home(request: Request, blocks: Sequence[int], turn: int) -> int:
     return blocks[0] if blocks else turn
 
 
-def reserve_of(config: Config, pool: Pool, plan: Plan, ask: Ask, pins: Pins, owner: tuple[str, str]) -> Reserve:
-    """The reservation of a plan; `owner` is (replica, charge id)."""
+def reserve_of(
+    config: Config, pool: Pool, plan: Plan, ask: Ask, pins: Pins, owner: tuple[str, str], *, versioned: bool = False
+) -> Reserve:
+    """The reservation of a plan; `owner` is (replica, charge id).
+
+    Where the model has several versions (`versioned`), a pin also tells which one a conversation is on: it is written
+    where the policy does not honour it, too.
+    """
     session = config.routing.session
-    pins = pins if plan.sticky or pins.stored else Pins()
+    if not (plan.sticky or pins.stored):
+        pins = Pins(next_key=pins.next_key or pins.key) if versioned else Pins()
     replica, charge_id = owner
     return Reserve(
         pool=pool.name,
@@ -305,4 +314,11 @@ def decision_of(
         "pinned": float(reservation.pinned),
         "streamed": float(request.stream),
     }
+    if (choice := asked.choice) is not None:
+        metadata |= {MODEL: choice.model, VERSION: choice.version, UNIT: choice.unit}
+        # Who chose the version, or got another one than the weights gave, tells nothing of what the weights did.
+        if choice.epoch and choice.why in ("weight", "running", "response"):
+            metadata[EPOCH] = choice.epoch
+        if request.follows or request.previous_response or reservation.pinned or reservation.moved:
+            metadata[CONTINUED] = 1.0
     return Decision(pool.name, destinations, facts.charge_id, metadata, asked.body, request.model)

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 from extproc.engines.fit import Wanted, fit
-from extproc.envoy.contract import Call, Decision
+from extproc.envoy.contract import VERSION_HEADER, Call, Decision
 from extproc.request.model import RouteKind
 from extproc.request.shapes import peek
 
@@ -19,7 +19,11 @@ def for_model(call: Call, model: str) -> Call | None:
     if kind is RouteKind.OTHER:
         return None
     fitted = fit(call.body, kind, Wanted(model=model))
-    return None if fitted is None else msgspec.structs.replace(call, body=fitted.body)
+    if fitted is None:
+        return None
+    # A version that its client chose is of the model that it asked for.
+    headers = {name: value for name, value in call.headers.items() if name != VERSION_HEADER}
+    return msgspec.structs.replace(call, body=fitted.body, headers=headers)
 
 
 def with_fact(decision: Decision, key: str, value: str | float) -> Decision:

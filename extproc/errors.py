@@ -103,6 +103,14 @@ class UnknownModelError(WarmpathError):
     kind = "not_found_error"
 
 
+class UnknownVersionError(WarmpathError):
+    """The request asks for a version that its model does not have."""
+
+    status = 400
+    reason = "unknown_version"
+    kind = "invalid_request_error"
+
+
 class UnknownPathError(WarmpathError):
     """The path is none that the gateway serves."""
 
@@ -117,6 +125,38 @@ class UnauthorizedError(WarmpathError):
     status = 401
     reason = "unauthorized"
     kind = "authentication_error"
+
+
+class ForbiddenError(WarmpathError):
+    """The operator API is not open to who asks, or to what asks for them; the text names the remedy."""
+
+    status = 403
+    reason = "forbidden"
+    kind = "permission_error"
+
+
+class TokenUnusableError(WarmpathError):
+    """The token of the operator API cannot be read on this host."""
+
+    status = 503
+    reason = "token_unusable"
+    kind = "service_unavailable"
+
+
+class UnknownCanaryError(WarmpathError):
+    """An operator names a version that the model does not have."""
+
+    status = 404
+    reason = "unknown_canary"
+    kind = "not_found_error"
+
+
+class UnknownRolloutError(WarmpathError):
+    """The model has no rollout."""
+
+    status = 404
+    reason = "unknown_rollout"
+    kind = "not_found_error"
 
 
 class BodyTooLargeError(WarmpathError):
@@ -235,3 +275,11 @@ class WorkerError(WarmpathError):
     """Another process of the sidecar, a worker or the relay, did not answer in time."""
 
     reason = "worker_unreachable"
+
+
+class RolloutError(WarmpathError):
+    """A rollout cannot do what was asked of it now; the text says what may be done instead."""
+
+    status = 409
+    reason = "rollout"
+    kind = "conflict_error"

@@ -16,6 +16,7 @@ from extproc.config import Config
 from extproc.envoy.contract import Call
 from extproc.errors import StoreError, UnknownDecisionError
 from extproc.recent import Remembered
+from extproc.rollout.split import Choice
 from extproc.router import Router, Surroundings
 from extproc.state.pick import cost_ms, floored, pick
 from extproc.state.values import Load, Reserve
@@ -34,10 +35,11 @@ class Explainer:
 
         Raises:
             UnknownModelError: the body names a model that no pool serves.
+            UnknownVersionError: a tester asks for a version that the model does not have.
             StoreError: nobody knows the load.
         """
         around = self._around
-        asked, pool = self._router.read(call)
+        asked, pool = await self._router.settled(call, *self._router.read(call))
         asked = await self._router.with_tokens(asked, pool, call)
         subset = None if call.subset is None else frozenset(call.subset)
         config = around.config
@@ -46,7 +48,9 @@ class Explainer:
         case = Case(ask, pool, deciding.weights_of(config), subset)
         plan = case.plan()
         pins = continuing.pins_of(config, pool, asked.request)
-        reserve = deciding.reserve_of(config, pool, plan, ask, pins, (around.replica, ""))
+        reserve = deciding.reserve_of(
+            config, pool, plan, ask, pins, (around.replica, ""), versioned=asked.choice is not None
+        )
         pin, pinned_to = await self._pin(reserve)
         loads = await around.store.loads(pool.name)
         reserve = _offering(reserve, case, pinned_to)
@@ -59,7 +63,7 @@ class Explainer:
         picked, why = _pick(reserve, [load_of(each.endpoint) for each in reserve.candidates], pinned_to)
         if pinned_to:
             pin = "honoured" if why == "pin" else "moved"
-        return Explanation(
+        explained = Explanation(
             at=self._clock.wall(),
             charge_id="",
             request_id="",
@@ -79,6 +83,7 @@ class Explainer:
             break_out_ms=reserve.break_out_ms,
             candidates=costs(case, pinned_to, load_of, _predictor(config)),
         )
+        return _of_version(explained, asked.choice)
 
     def recall(self, name: str) -> Explanation:
         """Why a past decision was made, by its charge id or its request's id.
@@ -107,7 +112,7 @@ def recalled(made: Remembered, replica: str) -> Explanation:
     case = Case(ask, pool, deciding.weights_of(config), made.subset)
     pinned_to = reservation.endpoint if reservation.pinned else ""
     load = Load(reservation.backlog_tokens, reservation.running, reservation.output_tokens)
-    return Explanation(
+    explained = Explanation(
         at=made.at,
         charge_id=made.charge_id,
         request_id=made.request_id,
@@ -128,6 +133,15 @@ def recalled(made: Remembered, replica: str) -> Explanation:
         candidates=costs(
             case, pinned_to, lambda each: load if each == reservation.endpoint else None, _predictor(config)
         ),
+    )
+    return _of_version(explained, made.choice)
+
+
+def _of_version(explained: Explanation, choice: Choice | None) -> Explanation:
+    if choice is None:
+        return explained
+    return msgspec.structs.replace(
+        explained, model=choice.model, version=choice.version, version_why=choice.why, version_by=choice.by
     )
 
 

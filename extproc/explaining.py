@@ -34,6 +34,21 @@ PIN: Final[Mapping[str, str]] = {
     "unknown": "not known: the shared store does not answer, and workers go by their own ledgers",
 }
 
+VERSION: Final[Mapping[str, str]] = {
+    "weight": "by the weights, for {of}",
+    "tester": "its client asked for it",
+    "running": "its conversation runs there, and would begin elsewhere by the weights of now",
+    "response": "it holds the stored response",
+    "no_endpoint": "no endpoint of the version that the weights give for {of} can serve",
+}
+OF: Final[Mapping[str, str]] = {
+    "session": "its session",
+    "conversation": "its conversation, recognised by its beginning",
+    "tenant": "its tenant",
+    "request": "this request alone",
+    "nobody": "whatever cannot be told apart",
+}
+
 
 def of_request(config: Config, request: str, path: str, headers: Sequence[str]) -> Explanation:
     """Ask what would be decided for a request now.
@@ -90,6 +105,7 @@ def to_text(explanation: Explanation) -> str:
     weighed = [each for each in explanation.candidates if not each.dropped]
     lines = [
         _when(explanation),
+        *_version(explanation),
         f"pool {explanation.pool}, policy {explanation.policy}, {explanation.kind}: {_request(explanation)}",
         f"session pin: {PIN[explanation.pin].format(**told)}"
         + (f" ({explanation.pinned_to})" if explanation.pinned_to else ""),
@@ -101,6 +117,13 @@ def to_text(explanation: Explanation) -> str:
     if any(each.cost_ms is None for each in weighed):
         lines.append("A `-` is not known: a past decision knows the shared load of its pick alone.")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _version(explanation: Explanation) -> list[str]:
+    if not explanation.version:
+        return []
+    why = VERSION[explanation.version_why].format(of=OF[explanation.version_by])
+    return [f"model {explanation.model}, version {explanation.version}: {why}"]
 
 
 def _when(explanation: Explanation) -> str:

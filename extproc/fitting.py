@@ -80,13 +80,14 @@ class Fitting:
         self._wanted: dict[tuple[str, str, EngineKind], Wanted] = {}
         self._kinds: dict[str, _Kinds] = {}
 
-    def fits(self, request: Request, pool: Pool, body: bytes) -> Fits:
+    def fits(self, request: Request, pool: Pool, body: bytes, named: str = "") -> Fits:
         """Make the bodies for the kinds of engine in a pool, of which there is nearly always one.
 
         Args:
             request: the request.
             pool: pool that serves it.
             body: its body so far; nothing is made of an empty one.
+            named: further name that the body has for the model; empty where it has its own.
 
         Raises:
             UnfitRequestError: none of the engines can keep what the request asks for.
@@ -96,9 +97,10 @@ class Fitting:
             kinds = self._kinds[pool.name] = kinds_of(self._config, pool)
         made: dict[EngineKind, Fitted | None] = {}
         refusal = None
+        name = named or request.model
         for engine in kinds.engines:
             try:
-                made[engine] = fit(body, request.kind, self.wanted(request.model, pool.name, engine)) if body else None
+                made[engine] = fit(body, request.kind, self.wanted(name, pool.name, engine)) if body else None
             except UnfitRequestError as error:
                 refusal = error
         if refusal is not None and not made:
@@ -109,7 +111,7 @@ class Fitting:
         """What requests for a model need at a kind of engine.
 
         Args:
-            model: one that is configured, or empty for none.
+            model: one that is configured, by any of its names, as the body has it; empty for none.
             pool: pool that serves it.
             engine: the kind.
         """
@@ -137,15 +139,23 @@ def kinds_of(config: Config, pool: Pool) -> _Kinds:
 
 def wanted_of(config: Config, model: str, pool: str, engine: EngineKind) -> Wanted:
     """See `Fitting.wanted`."""
-    pool_settings, settings = config.pools.get(pool), config.models.get(model)
+    pool_settings, own = config.pools.get(pool), own_name(config, model)
+    settings = config.models.get(own)
     usage = pool_settings is not None and pool_settings.ask_usage
     if settings is None:
         return Wanted(engine, usage=usage)
     version = settings.in_pool(pool) or settings.by_version[settings.main]
     if version.adapter is None:
-        alias = version.served_as or model
-        return Wanted(engine, alias if alias != model else "", usage=usage)
-    return Wanted(engine, version.served_as or base_of(config, pool) or model, version.adapter, usage)
+        served = version.served_as or own
+        return Wanted(engine, served if served != model else "", usage=usage)
+    return Wanted(engine, version.served_as or base_of(config, pool) or own, version.adapter, usage)
+
+
+def own_name(config: Config, model: str) -> str:
+    """A model's own name, by any of its names; one that is unknown stays as it is."""
+    if model in config.models:
+        return model
+    return next((name for name, each in config.models.items() if model in each.aliases), model)
 
 
 def base_of(config: Config, pool: str) -> str:

@@ -1,7 +1,7 @@
 """What processes of the sidecar ask workers, an API of their own.
 
 The keeper asks those of its host for their metrics page, their readiness, and why they decided; workers ask each other
-to end requests.
+to end requests, and hand each other copies of answers.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +14,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 
 from extproc._pb.warmpath.v1 import health_pb2
 from extproc.choose.explain import Explanation
-from extproc.envoy.contract import Call
+from extproc.envoy.contract import Call, Copy
 from extproc.envoy.health import READINESS
 from extproc.errors import WarmpathError, WorkerError
 
@@ -58,13 +58,19 @@ _pack = msgspec.msgpack.encode
 _read_question = msgspec.msgpack.Decoder(Question).decode
 _read_told = msgspec.msgpack.Decoder(Told).decode
 _read_ends = msgspec.msgpack.Decoder(dict[str, str]).decode
+_read_copy = msgspec.msgpack.Decoder(tuple[str, Copy | None]).decode
 
 
 End = Callable[[Mapping[str, str]], Awaitable[str]]
 """Ends requests, by the charge and the time limit that ran out, and returns the worker's id. Never raises."""
 
+Taken = Callable[[str, Copy | None], Awaitable[None]]
+"""Takes a copy of an answer, and the charge that it belongs to. Never raises."""
 
-def handler(page: Callable[[], bytes], explains: Explains, end: End | None = None) -> grpc.GenericRpcHandler:
+
+def handler(
+    page: Callable[[], bytes], explains: Explains, end: End | None = None, taken: Taken | None = None
+) -> grpc.GenericRpcHandler:
     """The service for a worker's gRPC server; `page` gives its metrics page."""
 
     async def metrics(_request: Empty, _context: Any) -> BytesValue:
@@ -84,7 +90,13 @@ def handler(page: Callable[[], bytes], explains: Explains, end: End | None = Non
         told = _read_ends(request.value)
         return StringValue(value="" if end is None else await end(told))
 
+    async def captured(request: BytesValue, _context: Any) -> Empty:
+        if taken is not None:
+            await taken(*_read_copy(request.value))
+        return Empty()
+
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Captured": grpc.unary_unary_rpc_method_handler(captured, BytesValue.FromString, Empty.SerializeToString),
         "End": grpc.unary_unary_rpc_method_handler(ended, BytesValue.FromString, StringValue.SerializeToString),
         "Metrics": grpc.unary_unary_rpc_method_handler(metrics, Empty.FromString, BytesValue.SerializeToString),
         "Explain": grpc.unary_unary_rpc_method_handler(explain, BytesValue.FromString, BytesValue.SerializeToString),
@@ -144,6 +156,15 @@ async def end(channel: grpc.aio.Channel, told: Mapping[str, str]) -> str:
     except grpc.aio.AioRpcError as error:
         raise WorkerError(f"a worker does not end requests: {error.code().name}") from error
     return reply.value
+
+
+async def captured(channel: grpc.aio.Channel, charge_id: str, copy: Copy | None) -> None:
+    """Give a worker the copy that it waits for. Raises WorkerError when it does not take it within a second."""
+    call = channel.unary_unary(f"/{_SERVICE}/Captured", BytesValue.SerializeToString, Empty.FromString)
+    try:
+        await call(BytesValue(value=_pack((charge_id, copy))), timeout=_CALL_S)
+    except grpc.aio.AioRpcError as error:
+        raise WorkerError(f"a worker takes no copy: {error.code().name}") from error
 
 
 async def is_ready(channel: grpc.aio.Channel) -> bool:

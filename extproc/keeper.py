@@ -21,11 +21,13 @@ from extproc.envoy import server as grpc_server
 from extproc.envoy.discovery import Discovery, Member, Roster
 from extproc.envoy.health import Health
 from extproc.errors import ConfigError, StoreError, WorkerError
-from extproc.fleet import kv_reader, scraper
+from extproc.fleet import kv_reader, rollouts, scraper
 from extproc.fleet.holding import Holding
 from extproc.fleet.kv_reader import KvReader
 from extproc.fleet.membership import Membership
+from extproc.fleet.rollouts import Controller
 from extproc.fleet.scraper import Scraper
+from extproc.operators import Operators
 from extproc.outbox import Outbox
 from extproc.processes import until_stopped
 from extproc.state.memory import MemoryStore
@@ -34,6 +36,7 @@ from extproc.state.resilient import ResilientStore
 from extproc.store_watch import StoreWatch
 from extproc.telemetry import logs, pages
 from extproc.telemetry.metrics import Metrics
+from extproc.telemetry.rollout_metrics import RolloutMetrics
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ class Parts(msgspec.Struct, frozen=True):
     holding: Holding
     scraper: Scraper
     events: KvReader
+    rollouts: Controller
+    operators: Operators
     roster: Roster
     discovery: Discovery
     health: Health
@@ -68,6 +73,8 @@ async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
         logs.setup(changed.telemetry.log_level, "keeper")
         parts.scraper.apply(changed)
         parts.events.apply(changed)
+        parts.rollouts.apply(changed)
+        parts.operators.apply(changed)
         await parts.membership.apply(changed)
 
     with contextlib.suppress(StoreError):
@@ -80,12 +87,13 @@ async def run(config: Config, path: Path, settings: Sequence[str]) -> int:
         cleanup.push_async_callback(_close, parts)
         admin = await _serve_admin(parts, config.gateway)
         cleanup.push_async_callback(admin.cleanup)
-        server = grpc_server.make_server([parts.discovery.handler(), parts.health.handler()], max_body_bytes=0)
+        services = [parts.discovery.handler(), parts.health.handler(), parts.operators.service()]
+        server = grpc_server.make_server(services, max_body_bytes=0)
         grpc_server.bind(server, addresses.keeper(config.gateway.sidecar))
         await server.start()
         watcher = reload.Watcher(path, settings, config, apply)
-        reading = (parts.membership.run(), parts.scraper.run(), parts.events.run(), parts.watch.run())
-        background = [asyncio.create_task(task) for task in (*reading, _tell_envoy(parts), watcher.run())]
+        forever = (parts.membership, parts.scraper, parts.events, parts.rollouts, parts.watch, watcher)
+        background = [asyncio.create_task(task) for task in (*(each.run() for each in forever), _tell_envoy(parts))]
         parts.health.set_ready(True)
         log.info("keeper is ready", extra={"admin": config.gateway.sidecar.admin, "keeper": parts.holding.holder})
         code = await until_stopped(background)
@@ -117,6 +125,13 @@ def compose(config: Config) -> Parts:
     keeper = secrets.token_hex(8)
     holding, names = Holding(store, scraper.WORK, keeper, clock), count()
     reader = Scraper(membership, store, holding, all_adapters(), metrics, clock, random.Random())  # noqa: S311
+    controller = Controller(
+        store,
+        Holding(store, rollouts.WORK, keeper, clock),
+        RolloutMetrics(metrics.families),
+        clock,
+        random.Random(),  # noqa: S311 -- it only spreads load
+    )
     sidecar = config.gateway.sidecar
     return Parts(
         membership=membership,
@@ -130,6 +145,8 @@ def compose(config: Config) -> Parts:
             metrics=metrics.kv,
             clock=clock,
         ),
+        rollouts=controller,
+        operators=Operators(config, store, membership.current, controller.known),
         roster=roster,
         discovery=Discovery(roster),
         health=Health(),
@@ -166,6 +183,7 @@ async def _serve_admin(parts: Parts, gateway: Gateway) -> web.AppRunner:
             web.get("/healthz", lambda _: _healthz()),
             web.get("/readyz", lambda _: _readyz(parts)),
             *explain_pages.routes(parts.workers, longest),
+            *parts.operators.pages(),
         ]
     )
     runner = web.AppRunner(app, access_log=None)

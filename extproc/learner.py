@@ -2,9 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Protocol
 
 from extproc.answer_sizes import AnswerSizes
-from extproc.envoy.contract import QUEUED, Attempt, Served
+from extproc.envoy.contract import QUEUED, VERSION, Attempt, Served
 from extproc.fitting import ASKED_USAGE
 from extproc.gossip import Gossip
 from extproc.judging import Judging
@@ -31,6 +32,20 @@ _UNREAD_BYTES = 32 * 1024
 reading from the engine once 64 KiB wait for a client (`render_listener.READ_BUFFER`), part of which is framing."""
 
 
+class Versions(Protocol):
+    """Who compares versions of models."""
+
+    def observe(self, served: Served, endpoint: str, counted: float) -> None:
+        """A request of a model with versions is over; returns at once, never raises.
+
+        Args:
+            served: the request.
+            endpoint: id of the endpoint of its pool that answered; empty when none did.
+            counted: its output tokens by the bytes of the answer; -1 when they were not counted.
+        """
+        ...
+
+
 class Learner:
     """Implements `envoy.contract.Observer` for one worker."""
 
@@ -41,13 +56,24 @@ class Learner:
         metrics: Metrics,
         judging: Judging | None = None,
         quotas: Quotas | None = None,
+        versions: Versions | None = None,
     ) -> None:
-        """`judging` feeds breakers, `quotas` corrects what was taken of limits; None where there are none."""
+        """Learn for one worker.
+
+        Args:
+            around: who is there, and what is known of them.
+            gossip: learns, and tells the others.
+            metrics: who counts.
+            judging: feeds breakers; None where there are none.
+            quotas: corrects what was taken of limits; None where there are none.
+            versions: compares versions of models; None where nobody does.
+        """
         self._around = around
         self._gossip = gossip
         self._metrics = metrics
         self._judging = judging
         self._quotas = quotas
+        self._versions = versions
         self._told: OrderedDict[str, str] = OrderedDict()
         self._sizes = AnswerSizes()
 
@@ -86,6 +112,8 @@ class Learner:
             self._quotas.answered(served, counted)
         if served.charge_id:
             self._told.pop(served.charge_id, None)
+            if self._versions is not None and VERSION in served.metadata:
+                self._versions.observe(served, endpoint, counted)
             told = answered(served, endpoint, ttft_s, counted)
             self._gossip.learn(pool.name, told)
             if self._judging is not None and endpoint:

@@ -28,7 +28,7 @@ class ModelList:
             UnknownModelError: it asks for a model that nobody may ask for.
         """
         if call.method in _METHODS and call.path.startswith(_PATH):
-            body = listed(call.path, self._config().models)
+            body = listed(call.path, names_of(self._config()))
             if body is not None:
                 raise Answered(body)
         return await self._decider.decide(call)
@@ -40,6 +40,11 @@ class ModelList:
     async def settle(self, decision: Decision, served: str = "") -> None:
         """See `Decider.settle`."""
         await self._decider.settle(decision, served)
+
+
+def names_of(config: Config) -> list[str]:
+    """All names that clients may ask for models by."""
+    return [name for own, model in config.models.items() for name in (own, *model.aliases)]
 
 
 def listed(path: str, models: Iterable[str]) -> bytes | None:

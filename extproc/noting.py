@@ -80,6 +80,7 @@ def remembered(
         subset=subset,
         config=config,
         reservation=made.reservation,
+        choice=made.asked.choice,
     )
 
 

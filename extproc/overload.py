@@ -18,7 +18,7 @@ from extproc.config_overload import TenantShare
 from extproc.deciding import Asked
 from extproc.envoy.contract import Call
 from extproc.govern.queue import QUANTUM, Entry, band_of
-from extproc.govern.saturation import UNKNOWN
+from extproc.govern.saturation import UNKNOWN, Room
 from extproc.queue_board import QueueBoard
 from extproc.request.model import Request
 from extproc.rules_overload import rules_in
@@ -99,6 +99,11 @@ class Overload:
         line.full.in_flight -= sequences
         line.drain.note(self._clock.monotonic())
         line.wake()
+
+    def use(self, pool: str) -> tuple[Room, int]:
+        """Room of a pool as last seen, and how many requests wait for it here."""
+        line = self.lines[pool]
+        return line.full.room, len(line)
 
     async def run(self) -> None:
         """Keep in view how full the pools are; lasts until cancelled."""

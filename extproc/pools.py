@@ -21,7 +21,7 @@ def pool_of(request: Request, fleet: Fleet, knowledge: Mapping[str, PoolKnowledg
         UnknownModelError: a model is named that no pool serves.
     """
     if not request.model:
-        return fleet.pools[_holder(request, fleet, knowledge) or fleet.default_pool]
+        return fleet.pools[holder(request, fleet, knowledge) or fleet.default_pool]
     name = fleet.models.get(request.model)
     if name is None:
         raise UnknownModelError(f"The model `{request.model[:200]}` does not exist.")
@@ -37,8 +37,11 @@ def _mark(pool: str) -> str:
     return f"{xxhash.xxh32_intdigest(pool.encode()):08x}"
 
 
-def _holder(request: Request, fleet: Fleet, knowledge: Mapping[str, PoolKnowledge]) -> str:
-    """The pool that has the stored response: by an id of ours, else as its answer taught; empty when none is known."""
+def holder(request: Request, fleet: Fleet, knowledge: Mapping[str, PoolKnowledge]) -> str:
+    """The pool that has the stored response which a request reads or continues.
+
+    It is told by an id of ours, else as its answer taught; empty when there is none, or none is known.
+    """
     response = request.previous_response
     if not response:
         return ""

@@ -14,6 +14,7 @@ from extproc.choose.fleet import Pool
 from extproc.choose.policies import Ask
 from extproc.config import Config
 from extproc.request.model import RouteKind
+from extproc.rollout.split import Choice
 from extproc.state.values import Reservation
 
 _MOST_ENDPOINTS: Final = 100_000
@@ -37,6 +38,7 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
         subset: `ip:port` of the endpoints that could be picked; None for all.
         config: configuration that was in use.
         reservation: what the store decided.
+        choice: version of the model; None for a model with one.
     """
 
     at: float
@@ -50,6 +52,7 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
     subset: AbstractSet[str] | None
     config: Config
     reservation: Reservation
+    choice: Choice | None = None
 
 
 class Recent:

@@ -13,6 +13,7 @@ from extproc import __version__, addresses, reload
 from extproc.config import Config, split_address
 from extproc.config_relay import HEALTH
 from extproc.errors import ConfigError, WorkerError
+from extproc.fitting import own_name
 from extproc.govern import stages
 from extproc.processes import until_stopped
 from extproc.relay.asked import Asked
@@ -98,12 +99,13 @@ def limits_of(config: Config) -> Limits:
     relay = config.relay
     silent = (
         name
-        for name, model in config.models.items()
+        for own, model in config.models.items()
+        for name in (own, *model.aliases)
         if any(config.pools[each.pool].engine == "tensorrt_llm" for each in model.by_version.values())
     )
 
     def request_s(asked: Asked) -> float:
-        shape = stages.Shape(asked.model, asked.api, asked.stream, -1.0)
+        shape = stages.Shape(own_name(config, asked.model), asked.api, asked.stream, -1.0)
         return stages.limits_of(config.timeouts, shape).request_s
 
     return Limits(
@@ -119,7 +121,8 @@ def telling(config: Config) -> frozenset[str]:
     """Models whose streams report usage although the client did not ask."""
     return frozenset(
         name
-        for name, model in config.models.items()
+        for own, model in config.models.items()
+        for name in (own, *model.aliases)
         if all(config.pools[each.pool].ask_usage for each in model.by_version.values())
     )
 

@@ -163,6 +163,7 @@ def _without_fixed(old: Config, new: Config) -> Config:
         timeouts=old.timeouts,
         retries=old.retries,
         relay=old.relay,
+        rollouts=new.rollouts,
         overload=msgspec.structs.replace(
             new.overload, client_priority=new.overload.client_priority and old.overload.client_priority
         ),

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from extproc import continuing, deciding, noting, reading
+from extproc import continuing, deciding, noting, reading, versions
 from extproc.avoiding import hinted
 from extproc.choose import chooser
 from extproc.choose.fleet import Pool
@@ -49,6 +49,7 @@ class Router:
 
         Raises:
             UnknownModelError: the body names a model that no pool serves.
+            UnknownVersionError: a tester asks for a version that the model does not have.
             NoEndpointError: the pool, or the gateway's subset of it, has no endpoint that may serve.
             UnfitRequestError: no engine of the pool can keep what the request asks for.
             OverloadedError: the pool is saturated, and the request is not to wait, or not any longer.
@@ -59,6 +60,8 @@ class Router:
         """
         began = self._clock.monotonic()
         asked, pool = self.read(call)
+        if asked.choice is not None and asked.choice.earlier:
+            asked, pool = await self.settled(call, asked, pool)
         meter = self._around.meter
         if meter is None or not meter.concerns(call):
             return await self._admitted(call, asked, pool, began)
@@ -91,7 +94,8 @@ class Router:
         return decision
 
     def _fits(self, asked: Asked, pool: Pool, call: Call) -> Fits:
-        return self._current().fitting.fits(asked.request, pool, call.body if asked.body is None else asked.body)
+        body = call.body if asked.body is None else asked.body
+        return self._current().fitting.fits(asked.request, pool, body, asked.named)
 
     async def _decided(self, call: Call, asked: Asked, pool: Pool, fits: Fits, began: float) -> Decision:
         asked = await self.with_tokens(asked, pool, call)
@@ -108,7 +112,8 @@ class Router:
         if renamed is None:
             raise OverloadedError("every endpoint of this model is saturated")
         try:
-            decision = await self._admitted(renamed, *self.read(renamed), self._clock.monotonic())
+            asked, pool = await self.settled(renamed, *self.read(renamed))
+            decision = await self._admitted(renamed, asked, pool, self._clock.monotonic())
         except NoEndpointError as error:
             raise OverloadedError(
                 "every endpoint of this model is saturated, and none of its fallback serves"
@@ -124,12 +129,25 @@ class Router:
     def read(self, call: Call) -> tuple[Asked, Pool]:
         """Read a call as far as its pool's policy needs it; see `reading.read`.
 
+        Where `Choice.earlier` is not empty, `settled` is to be asked next.
+
         Raises:
             UnknownModelError: the body names a model that no pool serves.
+            UnknownVersionError: a tester asks for a version that the model does not have.
         """
-        around, current = self._around, self._current()
-        rules, new_id = current.volatile, around.new_response_id
-        return reading.read(call, around.fleet, around.knowledge, rules, new_id, whole=current.whole)
+        current = self._current()
+        return reading.read(call, current.around, current.volatile, self._around.new_response_id, whole=current.whole)
+
+    async def settled(self, call: Call, asked: Asked, pool: Pool) -> tuple[Asked, Pool]:
+        """What was read of a call, for the version that its conversation runs on; see `versions.settled`."""
+        if asked.choice is None or not asked.choice.earlier:
+            return asked, pool
+        current, new_id = self._current(), self._around.new_response_id
+        request = reading.unminted(asked)
+        choice = await versions.settled(asked.choice, request, current.around, self._around.store)
+        # The fleet may be another one by now; the pools of a configuration stay.
+        current = self._current()
+        return reading.on_version(asked, call, choice, current.around, current.volatile, new_id)
 
     async def with_tokens(self, asked: Asked, pool: Pool, call: Call) -> Asked:
         """The request with its token ids, if they can be had, and an endpoint of the pool has a profile to match."""
@@ -174,10 +192,14 @@ class Router:
             raise NoEndpointError(f"no endpoint of pool `{pool.name}` can serve this request now")
         charge_id = around.new_charge_id()
         pins = continuing.pins_of(around.config, pool, asked.request)
-        reserve = deciding.reserve_of(around.config, pool, plan, ask, pins, (around.replica, charge_id))
+        versioned = asked.choice is not None
+        owner = (around.replica, charge_id)
+        reserve = deciding.reserve_of(around.config, pool, plan, ask, pins, owner, versioned=versioned)
         reserving = self._clock.monotonic()
         reservation, picked = await reserved(around.store, reserve, ask, pool, plan, self._current().weights)
         ended = self._clock.monotonic()
+        if versioned and asked.body is not None:
+            await self._pin_conversation(asked, pool, picked.endpoint.id)
         if around.gate is not None:
             around.gate.charged(pool.name, ask.n)
         if around.picks is not None:
@@ -210,6 +232,15 @@ class Router:
         self._rerouting.decided(charge_id, route_of(reserve, order, ask.prompt_tokens))
         decision = deciding.decision_of(asked, ask, pool, order, reservation, Facts(charge_id, predicted))
         return msgspec.structs.replace(decision, at=ended)
+
+    async def _pin_conversation(self, asked: Asked, pool: Pool, endpoint: str) -> None:
+        """Have the next turn find which version its conversation runs on, where the reservation pins a response."""
+        around, session = self._around, self._around.config.routing.session
+        request = reading.unminted(asked)
+        key = "" if request.previous_response else versions.conversation_key(around.config, pool, request)
+        if key:
+            with contextlib.suppress(StoreError):
+                await around.store.pin(pool.name, key, endpoint, int(session.ttl_s * 1000), session.max)
 
     async def served(self, decision: Decision, served: str) -> None:
         """See `Decider.served`."""
@@ -249,5 +280,6 @@ class Router:
                 self._publisher.publish(decision.pool, delta)
 
     def _current(self) -> Current:
-        self._made = made = current_of(self._around.config, self._around.fleet, self._made)
+        around = self._around
+        self._made = made = current_of(around.config, around.fleet, around.knowledge, self._made)
         return made

@@ -41,7 +41,8 @@ def _tokens_are_whole(config: Config) -> Iterator[Mistake]:
 
 
 def _files_are_absolute(config: Config) -> Iterator[Mistake]:
-    tls, auth = config.gateway.tls, config.gateway.auth
+    gateway = config.gateway
+    tls, auth = gateway.tls, gateway.auth
     files = {
         "tls.certificate": tls.certificate,
         "tls.key": tls.key,
@@ -53,6 +54,11 @@ def _files_are_absolute(config: Config) -> Iterator[Mistake]:
     for key, path in files.items():
         if path and not PurePosixPath(path).is_absolute():
             yield Mistake(f"$.gateway.{key}", f"found {path!r}: write an absolute path; others run in another folder")
+    token = gateway.sidecar.admin_token
+    if token and not PurePosixPath(token).is_absolute():
+        # What stands there may be the token itself, and is not repeated.
+        text = "is no absolute path: write that of a file which holds the token, not the token itself"
+        yield Mistake("$.gateway.sidecar.admin_token", text)
 
 
 def _routes_differ(config: Config) -> Iterator[Mistake]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from extproc.config import Config
-from extproc.config_mistakes import Mistake, nearest
+from extproc.config_mistakes import Mistake
+from extproc.rules_rollouts import no_model
 
 _STAGES = ("first_token_s", "first_token_ms_per_token", "stall_s")
 _LIMITS = ("headers_s", "request_s", *_STAGES)
@@ -14,8 +15,7 @@ def limits_agree(config: Config) -> Iterator[Mistake]:
     for index, rule in enumerate(config.timeouts.rules):
         path = f"$.timeouts.rules[{index}]"
         if rule.model is not None and rule.model not in config.models:
-            remedy = nearest(rule.model, config.models, "models are")
-            yield Mistake(f"{path}.model", f"no model `{rule.model}`: {remedy}")
+            yield Mistake(f"{path}.model", no_model(config, rule.model))
         if all(getattr(rule, name) is None for name in _LIMITS):
             yield Mistake(path, f"limits nothing: give it one of {', '.join(_LIMITS)}, or remove it")
         for name in _STAGES:

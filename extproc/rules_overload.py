@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import msgspec
 
 from extproc.config import Config
-from extproc.config_mistakes import Mistake, nearest
+from extproc.config_mistakes import Mistake
 from extproc.config_overload import PoolOverload, Rules, rules_of
+from extproc.rules_rollouts import no_model
 
 
 def rules_in(config: Config, pool: str) -> Rules:
@@ -29,7 +30,7 @@ def fallbacks_lead_on(config: Config) -> Iterator[Mistake]:
         own = f"$.pools.{pool}.overload.fallback"
         path = own if settings.overload.fallback or settings.overload.action else "$.overload.fallback"
         if rules.fallback and rules.fallback not in config.models:
-            yield Mistake(path, f"no model `{rules.fallback}`: {nearest(rules.fallback, config.models, 'models are')}")
+            yield Mistake(path, no_model(config, rules.fallback))
         elif rules.action == "fallback" and not rules.fallback:
             yield Mistake(path, "is missing: name the model that answers in place of the saturated one")
         elif came_back := _comes_back(config, pool):
@@ -58,14 +59,20 @@ def _serves(config: Config, pool: str, rules: Rules) -> bool:
 
 
 def _comes_back(config: Config, pool: str) -> str:
-    """The last pool on a way of fallbacks that ends in a pool where it was; empty where it ends otherwise."""
-    seen, at = {pool}, pool
-    while True:
+    """The last pool on a way of fallbacks that leads back to `pool`; empty without one.
+
+    A model may fall back to any of its versions: a rollout gives traffic to those that have none now.
+    """
+    seen, waiting = {pool}, [pool]
+    while waiting:
+        at = waiting.pop()
         rules = rules_in(config, at)
         model = config.models.get(rules.fallback)
-        if rules.action != "fallback" or model is None or model.main_pool not in config.pools:
-            return ""
-        if model.main_pool in seen:
+        if rules.action != "fallback" or model is None:
+            continue
+        pools = {version.pool for version in model.by_version.values()} & set(config.pools)
+        if pool in pools:
             return at
-        seen.add(model.main_pool)
-        at = model.main_pool
+        waiting += sorted(pools - seen)
+        seen |= pools
+    return ""

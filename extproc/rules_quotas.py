@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from extproc.config import Config
-from extproc.config_mistakes import Mistake, nearest
+from extproc.config_mistakes import Mistake
 from extproc.config_quotas import EACH, RateLimit
 from extproc.govern.quota_rules import limits_of
+from extproc.rules_rollouts import no_model
 
 _SHORTER = (
     ("requests_per_minute", "requests_per_day"),
@@ -23,9 +24,7 @@ def quotas_agree(config: Config) -> Iterator[Mistake]:
         path = f"$.rate_limits.rules[{index}]"
         yield from _of_rule(path, rule)
         if rule.model not in {None, EACH, *config.models}:
-            yield Mistake(
-                f"{path}.model", f"no model `{rule.model}`: {nearest(rule.model or '', config.models, 'models are')}"
-            )
+            yield Mistake(f"{path}.model", no_model(config, rule.model or ""))
         first = seen.setdefault((rule.tenant, rule.model), index)
         if first != index:
             yield Mistake(path, f"is for the same tenant and model as rules[{first}]: write their limits into one rule")

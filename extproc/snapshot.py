@@ -7,7 +7,9 @@ import msgspec
 
 from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.config import Config
+from extproc.rollout.split import Split
 from extproc.sightings import MOST_RUNNING, Sighting
+from extproc.splits import fleet_of, splits_of
 from extproc.state.facts import DEFAULT_BLOCK_TOKENS
 from extproc.state.knowledge import PoolKnowledge
 
@@ -33,6 +35,7 @@ def build(
     knowledge: Mapping[str, PoolKnowledge],
     now: float,
     joined: Joined | None = None,
+    splits: Mapping[str, Split] | None = None,
 ) -> Fleet:
     """Join what is configured, resolved, read and learnt.
 
@@ -43,6 +46,7 @@ def build(
         knowledge: by pool, what was learnt.
         now: the time by the clock that `seen` and `joined` go by, which is no wall clock.
         joined: which endpoints joined lately; None for none.
+        splits: by model, its versions as they are now; None for those of the configuration.
     """
     stale_s = max(_LEAST_STALE_S, _STALE_SCRAPES * config.telemetry.scrape_ms / 1000.0)
     pools = {}
@@ -70,8 +74,7 @@ def build(
             for endpoint, destination in addresses.items()
         )
         pools[name] = Pool(name, config.policy_of(name), endpoints)
-    models = {model: settings.main_pool for model, settings in config.models.items()}
-    return Fleet(pools, models, default_pool=next(iter(models.values())))
+    return fleet_of(pools, config, splits_of(config, {}) if splits is None else splits)
 
 
 def ramp(age_s: float, ramp_s: float) -> float:

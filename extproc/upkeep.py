@@ -14,6 +14,7 @@ from extproc.fleet.membership import Membership
 from extproc.judging import Judging
 from extproc.router import Surroundings
 from extproc.sightings import Sighting, Sightings
+from extproc.splits import splits_of
 from extproc.state import endpoint as endpoint_state
 from extproc.state.endpoint import EndpointState
 from extproc.state.knowledge import PoolKnowledge
@@ -116,8 +117,15 @@ class Upkeep:
             known.caches.exact.kept(behind=self._behind(pool, seen[pool], now))
             self._arrivals.look(pool, endpoints, states, now)
         self._refreshed_at, self._around.believed_until = now, now + self._most_s
-        self._around.fleet = snapshot.build(
-            self._around.config, members, seen, self._around.knowledge, now, self._arrivals.joined
+        around = self._around
+        around.fleet = snapshot.build(
+            around.config,
+            members,
+            seen,
+            around.knowledge,
+            now,
+            self._arrivals.joined,
+            splits_of(around.config, around.rollouts, around.fleet.splits),
         )
         if self._judging is not None:
             self._judging.mark()

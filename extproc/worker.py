@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import logging
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from extproc.envoy import server as grpc_server
 from extproc.envoy.access_log import AccessLog
 from extproc.envoy.authorize import Authorizer
 from extproc.envoy.contract import HEALTH_CHECK_S, NOT_READY_AFTER
+from extproc.envoy.copies import Copies
 from extproc.envoy.health import Health
 from extproc.envoy.processor import Limits, Processor
 from extproc.envoy.rate_limit import RateLimits
@@ -27,6 +29,7 @@ from extproc.explainer import Explainer
 from extproc.fleet.membership import Membership
 from extproc.fleet.pulse import Pulse
 from extproc.gossip import Gossip
+from extproc.handing_on import HandingOn
 from extproc.judging import Judging
 from extproc.key_file import KeyFile
 from extproc.learner import Learner
@@ -35,7 +38,13 @@ from extproc.model_list import ModelList
 from extproc.overload import Overload
 from extproc.processes import until_stopped
 from extproc.quotas import Quotas
+from extproc.rollout_following import Following
 from extproc.router import Router, Surroundings
+from extproc.shadow.results import Results
+from extproc.shadow.scoring import Scorer
+from extproc.shadow.sender import Sender
+from extproc.shadow_jobs import Jobs
+from extproc.shadowing import Shadowing
 from extproc.showing import Showing
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.memory import MemoryStore
@@ -48,6 +57,8 @@ from extproc.telemetry.limit_metrics import LimitMetrics
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.overload_metrics import OverloadMetrics
 from extproc.telemetry.quota_metrics import QuotaMetrics
+from extproc.telemetry.rollout_metrics import VersionMetrics
+from extproc.telemetry.shadow_metrics import ShadowMetrics
 from extproc.tokens.tokenizing import Engines, Tokenizing
 from extproc.upkeep import Upkeep
 from extproc.watching import Watching
@@ -56,7 +67,8 @@ _BYTES_PER_TOKEN = 4
 """Nominal prompt bytes a token: turns `routing.block_tokens` into bytes once and for all."""
 _CATCH_UP_S = 10.0
 """How long a worker waits for what the others know before it serves without: a probe would give up on it."""
-
+_FIRST_LOOK_S = 3.0
+"""How long it waits for the rollouts of models with versions: a store that is there has told them by then."""
 _NOTICE_S = HEALTH_CHECK_S * (NOT_READY_AFTER + 1)
 """Envoy's checks begin at any time, and the last of them may wait for its answer."""
 _LAST_S = 1.0
@@ -84,6 +96,9 @@ class Parts(msgspec.Struct, frozen=True):
     authorizer: Authorizer
     ending: Ending
     quotas: Quotas
+    following: Following
+    shadowing: Shadowing
+    handing_on: HandingOn
 
 
 async def run(config: Config, path: Path, settings: Sequence[str], index: int) -> int:
@@ -93,7 +108,7 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
         ConfigError: no usable store is configured, or the worker's address cannot be opened.
     """
     logs.setup(config.telemetry.log_level, f"worker-{index}")
-    parts = compose(config)
+    parts = compose(config, index)
 
     async def apply(changed: Config) -> None:
         logs.setup(changed.telemetry.log_level, f"worker-{index}")
@@ -108,15 +123,15 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
     services = (parts.processor, parts.access_log, parts.health, parts.authorizer, RateLimits(parts.quotas))
     handlers = [part.handler() for part in services]
     server = grpc_server.make_server(
-        [*handlers, inner.handler(parts.showing.page, parts.explainer, parts.ending.asked)],
+        [*handlers, inner.handler(parts.showing.page, parts.explainer, parts.ending.asked, parts.handing_on.taken)],
         max_body_bytes=config.gateway.max_body_bytes,
     )
     grpc_server.bind(server, address)
     await server.start()
     watcher = reload.Watcher(path, settings, config, apply)
     ready = asyncio.create_task(_be_ready(parts, address))
-    tasks = (parts.upkeep.run(), parts.gossip.run(), parts.keys.run(), parts.overload.run(), watcher.run())
-    running = [asyncio.create_task(task) for task in tasks]
+    forever = (parts.upkeep, parts.gossip, parts.keys, parts.overload, parts.following, parts.shadowing, watcher)
+    running = [asyncio.create_task(each.run()) for each in forever]
     background = [ready, *running]
     code = await until_stopped(background)
     ready.cancel()
@@ -136,8 +151,8 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
     return code
 
 
-def compose(config: Config) -> Parts:
-    """Build the parts of a worker; nothing is connected or opened yet.
+def compose(config: Config, index: int = 0) -> Parts:
+    """Build the parts of worker `index`; nothing is connected or opened yet.
 
     Raises:
         ConfigError: no usable store is configured.
@@ -165,15 +180,18 @@ def compose(config: Config) -> Parts:
         routes=tuple(gateway.routes),
         max_body_bytes=gateway.max_body_bytes,
     )
-    decider = Limiting(router, config.timeouts) if config.timeouts.differ else router
-    processor = Processor(ModelList(decider, lambda: around.config), limits)
+    copies = Copies(clock)
+    shadowing = _shadowing(router, around, overload, copies, ShadowMetrics(metrics.families), index)
+    decider = Limiting(shadowing, config.timeouts) if config.timeouts.differ else shadowing
+    processor = Processor(ModelList(decider, lambda: around.config), limits, copies)
     limit_metrics = LimitMetrics(metrics.families)
     ending = Ending(processor.endable, replica, lambda: workers(gateway.sidecar), limit_metrics, clock)
     auth = AuthMetrics(metrics.families)
     keys = KeyFile(Path(gateway.auth.keys) if gateway.auth.keys else None, auth.known)
     showing.watch(processor.counts)
     showing.watch_feed(gossip.counts)
-    learner = Learner(around, gossip, metrics, judging, quotas)
+    following = Following(around, VersionMetrics(metrics.families), clock)
+    learner = Learner(around, gossip, metrics, judging, quotas, following)
     access_log = AccessLog(learner, Watching(clock, ending.end, limit_metrics))
     showing.watch_log(access_log.counts)
     return Parts(
@@ -193,7 +211,20 @@ def compose(config: Config) -> Parts:
         authorizer=Authorizer(keys.clients, auth),
         ending=ending,
         quotas=quotas,
+        following=following,
+        shadowing=shadowing,
+        handing_on=HandingOn(copies, replica, lambda: workers(gateway.sidecar), clock),
     )
+
+
+def _shadowing(
+    router: Router, around: Surroundings, overload: Overload, copies: Copies, metrics: ShadowMetrics, index: int
+) -> Shadowing:
+    """Shadows around a router. Results of this worker go on in the same file when it starts again."""
+    clock, scorer = SystemClock(), Scorer()
+    results = Results(around.store, f"{socket.gethostname()}-{index}", scorer.executor)
+    jobs = Jobs(around, Sender(clock.monotonic), scorer, results, metrics, clock)
+    return Shadowing(router, around, jobs, copies, metrics, clock, overload.use)
 
 
 def _engines(around: Surroundings) -> Engines:
@@ -213,9 +244,11 @@ def _engines(around: Surroundings) -> Engines:
 async def _be_ready(parts: Parts, address: str) -> None:
     """Say that the worker is ready once it knows what the others do, or cannot for now; lasts until cancelled.
 
-    One that knew nothing would send every conversation to another engine than the one that has it.
+    One that knew nothing would send every conversation to another engine than the one that has it, and go by the file's
+    weights while a rollout has others.
     """
-    caught_up = await parts.gossip.caught_up(_CATCH_UP_S)
+    knows = await asyncio.gather(parts.gossip.caught_up(_CATCH_UP_S), parts.following.caught_up(_FIRST_LOOK_S))
+    caught_up = all(knows)
     parts.health.set_ready(True)
     told = {"address": address, "replica": parts.around.replica, "caught_up": caught_up}
     log.info("worker is ready", extra=told)
@@ -232,6 +265,9 @@ async def _close(parts: Parts, background: Sequence[asyncio.Task[None]]) -> None
     await parts.ending.close()
     await parts.quotas.close()
     await parts.overload.close_after(0.0)
+    await parts.following.close()
+    await parts.shadowing.close()
+    await parts.handing_on.close()
     await parts.gossip.leave()
     for pool in parts.around.config.pools:
         await parts.store.release(pool, parts.around.replica)

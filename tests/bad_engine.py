@@ -38,7 +38,7 @@ class Behave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         gap_s: silence between two tokens of a stream, and per token before an answer that is not streamed.
         stall_after: tokens of a stream after which nothing comes any more, nor an end.
         cut_at: bytes of the body after which the connection closes, as `how` says. 0 is after the headers.
-        how: `reset` sends RST, `close` sends FIN.
+        how: `reset` sends RST, `close` sends FIN; `end` ends a stream in good order before, as if it were whole.
         length_off: `content-length` of an answer that is not streamed tells so many bytes more than there are; then
             the connection closes.
         tokens: length of the answer, whatever the request asks.
@@ -55,7 +55,7 @@ class Behave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gap_s: float = 0.0
     stall_after: int | None = None
     cut_at: int | None = None
-    how: Literal["reset", "close"] = "reset"
+    how: Literal["reset", "close", "end"] = "reset"
     length_off: int = 0
     tokens: int | None = None
 
@@ -238,6 +238,8 @@ class _Sender:
     async def cut(self) -> None:
         """Close the connection. Raises _Gone."""
         await self._writer.drain()
+        if self._behave.how == "end":
+            await self.end()
         if self._behave.how == "reset":
             # A reset overtakes what is still in the buffers, and the cut would be earlier than told.
             await asyncio.sleep(0.05)

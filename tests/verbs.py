@@ -6,6 +6,7 @@ from typing import Final
 
 from extproc.errors import StoreError
 from extproc.govern.quotas import Claim, Correction, Draw, Take
+from extproc.state.document_store import Document
 from extproc.state.redis import RedisStore
 from extproc.state.values import Candidate, Move, Reserve, Settle
 
@@ -46,6 +47,14 @@ async def every_verb(store: RedisStore, pool: str = POOL) -> dict[str, StoreErro
         "correct": lambda: store.correct(Correction(1.0, [quota])),
         "claim": lambda: store.claim(claim),
         "unclaim": lambda: store.unclaim(claim),
+        "put_document": lambda: store.put_document(pool, "d", Document(1, b"x")),
+        "documents": lambda: store.documents(pool),
+        "drop_document": lambda: store.drop_document(pool, "d"),
+        "put_part": lambda: store.put_part(pool, "e", "r1", b"x", _LEASE_MS),
+        "parts": lambda: store.parts(pool, "e"),
+        "record": lambda: store.record(pool, "a", b"x", 100, _LEASE_MS),
+        "record for good": lambda: store.record(pool, "b", b"x", 100, 0),
+        "records": lambda: store.records(pool, "a", 10),
         "drop_snapshots": lambda: store.drop_snapshots(pool, ["whole"]),
     }
     failed = {}

@@ -10,6 +10,8 @@ from extproc.choose import chooser, filters, policies
 from extproc.choose.chooser import Plan, Priced
 from extproc.choose.fleet import Endpoint, Pool
 from extproc.choose.policies import POLICIES, Ask, Rung, Weights
+from extproc.rollout.split import By
+from extproc.rollout.split import Why as VersionWhy
 
 BEYOND = "beyond_candidates"
 """Why an endpoint that may serve was not weighed: it is not among the `routing.candidates` that the store gets."""
@@ -88,6 +90,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         tie_ms: costs this close are equal.
         break_out_ms: how much dearer than the cheapest a pinned endpoint may be.
         candidates: every endpoint of the pool: those that were weighed in tie order, then those dropped.
+        model: the model by its own name; empty where it has one version.
+        version: the version that serves it; empty where there is one.
+        version_why: why that version.
+        version_by: what it was chosen for.
     """
 
     at: float
@@ -108,6 +114,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     tie_ms: float
     break_out_ms: float
     candidates: list[CandidateCost]
+    model: str = ""
+    version: str = ""
+    version_why: VersionWhy = "weight"
+    version_by: By = "nobody"
 
 
 class Case(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,7 @@ The servicers know nothing of stores, profiles or policies; `router.Router` impl
 `worker` hands observations to whoever learns from them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -42,8 +42,13 @@ UNIT = "unit"
 """Key of a decision's metadata: what the version was chosen for, as `Choice.unit`."""
 EPOCH = "epoch"
 """Key of a decision's metadata: the rollout and step that the version was chosen by; absent without a rollout."""
+CONTINUED = "continued"
+"""Key of a decision's metadata: 1 where the conversation had begun before the request; of models with several versions,
+and absent otherwise."""
 SHADOW_HEADER = "x-warmpath-shadow"
 """Request header that names the cluster which Envoy mirrors the request to."""
+CAPTURE_HEADER = "x-warmpath-capture"
+"""Request header, `1`, that has Envoy send a copy of the answer to a worker."""
 METADATA = "warmpath"
 """Namespace of our dynamic metadata; access-log entries carry it back to us."""
 EMITTED_TAG = "emitted_s"
@@ -62,19 +67,36 @@ NOT_READY_AFTER = 2
 """Answers in a row, or answers that do not come, after which Envoy sends a worker no more streams."""
 
 
+def shadow_cluster(pool: str) -> str:
+    """Name of the Envoy cluster that requests are mirrored to which a pool gets as a shadow."""
+    return f"warmpath_shadow_{pool}"
+
+
+class Copy(msgspec.Struct, frozen=True, gc=False):
+    """An answer as it passed the gateway; times in seconds since the Unix epoch, by the clock of whoever took it.
+
+    Attributes:
+        status: HTTP status.
+        headers: names in lower case.
+        began_at: when the headers came.
+        pieces: the body's pieces in order, and when each came.
+        over_at: when the last came.
+        complete: whether the whole answer was seen.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    began_at: float
+    pieces: Sequence[tuple[float, bytes]]
+    over_at: float
+    complete: bool
+
+
 class Capture(Protocol):
-    """Who takes a copy of an answer while it passes. Methods return at once and never raise."""
+    """Who waits for a copy of an answer. Returns at once and never raises."""
 
-    def began(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer's headers, names in lower case."""
-        ...
-
-    def chunk(self, body: bytes) -> None:
-        """The next piece of its body."""
-        ...
-
-    def over(self, *, complete: bool) -> None:
-        """The stream is over; `complete` when the whole answer was seen. Called once."""
+    def captured(self, copy: Copy | None) -> None:
+        """Take the copy; None when there will be none. Called once."""
         ...
 
 
@@ -125,7 +147,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         limited: the request may be ended by its charge while it runs.
         total_s: it is ended so many seconds after the decision, if the gateway has not done so before; 0 for never.
         at: when it was made, by the decider's own clock. It is not sent.
-        capture: who takes a copy of the answer; None for nobody. It is not sent.
+        capture: who waits for a copy of the answer; None for nobody. It is not sent: a header asks Envoy for the copy.
     """
 
     pool: str

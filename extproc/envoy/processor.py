@@ -11,6 +11,7 @@ from typing import Any, Final
 import grpc
 
 from extproc.envoy.contract import Decider
+from extproc.envoy.copies import Copies
 from extproc.envoy.counts import Counts
 from extproc.envoy.decisions import Decisions
 from extproc.envoy.endable import Endable
@@ -33,11 +34,13 @@ class Processor:
         endable: its streams that may be ended.
     """
 
-    def __init__(self, decider: Decider, limits: Limits) -> None:
+    def __init__(self, decider: Decider, limits: Limits, copies: Copies | None = None) -> None:
+        """`copies` takes copies of answers; None where nobody wants any."""
         self.counts = Counts()
         self._decisions = Decisions(decider, self.counts)
         self.limits = limits
         self.endable = Endable()
+        self._copies = copies
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -59,7 +62,7 @@ class Processor:
         self.counts.streams += 1
         self.counts.open += 1
         self._idle.clear()
-        stream = Stream(context, self.limits, self.counts, self._decisions, self.endable)
+        stream = Stream(context, self.limits, self.counts, self._decisions, self.endable, self._copies)
         try:
             await stream.run()
         except grpc.aio.InternalError:

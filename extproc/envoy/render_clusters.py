@@ -63,6 +63,7 @@ from extproc.envoy.render_parts import (
     worker_addresses,
 )
 from extproc.envoy.render_relay import relay_clusters
+from extproc.envoy.render_shadow import capture_clusters, mirror_cluster, mirrored_pools
 
 _UNLIMITED = 1_000_000
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -72,7 +73,9 @@ _ENDPOINT_METADATA = "envoy.lb"
 def clusters(config: Config) -> list[Cluster]:
     """All clusters: the pools in the order of the file, where tokens' keys are, the relay, the workers, the keepers."""
     pools = [_pool(name, config) for name in config.pools]
-    return [*pools, *jwks_clusters(config), *relay_clusters(config), _workers(config), _keeper(config)]
+    mirrors = [mirror_cluster(config, _pool(name, config), most) for name, most in mirrored_pools(config).items()]
+    others = [*jwks_clusters(config), *relay_clusters(config), *mirrors, *capture_clusters(config, _workers(config))]
+    return [*pools, *others, _workers(config), _keeper(config)]
 
 
 def _pool(name: str, config: Config) -> Cluster:

@@ -45,6 +45,7 @@ from extproc.envoy.contract import EMITTED_TAG, FIRST_LIMIT, KEY_HEADERS, METADA
 from extproc.envoy.render_auth import auth_filters
 from extproc.envoy.render_parts import EXT_PROC, extension, grpc_service, milliseconds, reconnect, seconds
 from extproc.envoy.render_quotas import before_body_filters, local_limit_filters
+from extproc.envoy.render_shadow import capture_filters
 
 FIRST_BODY_TAG = "first_body_us"
 """Access-log tag: microseconds from the first byte of the request to the first body byte of the answer."""
@@ -86,6 +87,7 @@ def http_filters(config: Config) -> list[HttpFilter]:
         *before_body_filters(config),
         _filter("envoy.filters.http.decompressor", _unpack()),
         _filter(EXT_PROC, _ext_proc(config)),
+        *capture_filters(config),
         _filter(AI_PROTOCOL_MANAGER, AiProtocolManager()),
         _filter(
             "envoy.filters.http.router", Router(suppress_envoy_headers=True, upstream_log=[_failed_attempts(config)])

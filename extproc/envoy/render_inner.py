@@ -12,8 +12,9 @@ from extproc.envoy.render_listener import READ_BUFFER, manager
 from extproc.envoy.render_parts import EXT_PROC
 from extproc.envoy.render_relay import inner_address
 from extproc.envoy.render_routes import routes
+from extproc.envoy.render_shadow import CAPTURE
 
-_FILTERS = (EXT_PROC, AI_PROTOCOL_MANAGER, "envoy.filters.http.router")
+_FILTERS = (EXT_PROC, CAPTURE, AI_PROTOCOL_MANAGER, "envoy.filters.http.router")
 """Who may come in, how much, and what a body is packed in: all that was settled on the public listener."""
 
 

@@ -24,7 +24,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config
 from extproc.config_relay import AVOID
-from extproc.envoy.contract import DESTINATION, METADATA, ONCE, POOL, REASON
+from extproc.envoy.contract import CAPTURE_HEADER, DESTINATION, METADATA, ONCE, POOL, REASON, SHADOW_HEADER
 from extproc.envoy.render_filters import ATTEMPTS_EVERY_S, access_logs, http_filters
 from extproc.envoy.render_parts import FLOW_WINDOW, extension, seconds, socket_address
 from extproc.envoy.render_replies import local_replies
@@ -32,7 +32,7 @@ from extproc.envoy.render_routes import routes
 from extproc.envoy.render_tls import transport_socket
 from extproc.request.shapes import PRIORITY_HEADER, TENANT_HEADER
 
-FORGEABLE = (POOL, TENANT_HEADER, REASON, AVOID, ONCE)
+FORGEABLE = (POOL, TENANT_HEADER, REASON, AVOID, ONCE, SHADOW_HEADER, CAPTURE_HEADER)
 """Internal headers that a client may not set; those that begin with `DESTINATION` go as well."""
 
 _HEADERS_TIMEOUT_S = 10

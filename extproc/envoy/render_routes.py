@@ -30,11 +30,12 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config import Config, Gateway
 from extproc.config_gateway import GatewayRoute
-from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, ONCE, POOL
+from extproc.envoy.contract import FALLBACK, FALLBACK_HEADER, METADATA, ONCE, POOL, VERSION, VERSION_HEADER
 from extproc.envoy.render_auth import hidden_headers
 from extproc.envoy.render_parts import EXT_PROC, below, milliseconds, seconds
 from extproc.envoy.render_quotas import quota_headers
 from extproc.envoy.render_relay import relay_routes
+from extproc.envoy.render_shadow import hidden_shadow_headers, mirrored
 from extproc.errors import UnknownPathError
 from extproc.request import session
 from extproc.request.shapes import PATHS
@@ -103,8 +104,16 @@ def routes(config: Config) -> RouteConfiguration:
                 request_body_buffer_limit=config.gateway.max_body_bytes,
             )
         ],
-        request_headers_to_remove=[*hidden_headers(config), *([ONCE] if duplex else [])],
-        response_headers_to_add=[_says_who_answers(), *quota_headers(config)],
+        request_headers_to_remove=[
+            *hidden_headers(config),
+            *([ONCE] if duplex else []),
+            *hidden_shadow_headers(config),
+        ],
+        response_headers_to_add=[
+            _says_who_answers(FALLBACK_HEADER, FALLBACK),
+            _says_who_answers(VERSION_HEADER, VERSION),
+            *quota_headers(config),
+        ],
         # The pool comes from the sidecar at run time, so clusters are looked up when it is named.
         validate_clusters=False,
     )
@@ -119,15 +128,25 @@ def _decided(config: Config, default_pool: str, everything: Sequence[Scope], *, 
         picked.retry_policy = fallback.retry_policy = None
         name, marked = "once ", [_ONCE]
     return [
+        *(
+            route
+            for pool, asked, action in mirrored(config, picked)
+            for scope in everything
+            for route in _routes(f"{name}mirrored {pool}", scope, [*marked, *_PICKED, asked], action)
+        ),
         *(route for scope in everything for route in _routes(f"{name}picked", scope, [*marked, *_PICKED], picked)),
         *(route for scope in everything for route in _routes(f"{name}fallback", scope, marked, fallback)),
     ]
 
 
-def _says_who_answers() -> HeaderValueOption:
-    """Name the model that answers in place of the one that was asked for; an engine cannot say so in its stead."""
+def _says_who_answers(name: str, key: str) -> HeaderValueOption:
+    """A header with what our metadata has under a key; left out where it has nothing.
+
+    It names the version that answers, or the model that answers in place of the one that was asked for: an engine
+    cannot say so in its stead.
+    """
     return HeaderValueOption(
-        header=HeaderValue(key=FALLBACK_HEADER, value=f"%DYNAMIC_METADATA({METADATA}:{FALLBACK})%"),
+        header=HeaderValue(key=name, value=f"%DYNAMIC_METADATA({METADATA}:{key})%"),
         append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
     )
 
@@ -142,7 +161,7 @@ def _routes(kind: str, scope: Scope, headers: list[HeaderMatcher], action: Route
 
 
 def _route(name: str, scope: Scope, headers: list[HeaderMatcher], action: RouteAction) -> Route:
-    route = Route(name=name, match=scope.match(headers), route=action)
+    route = Route(name=name, match=scope.match(headers), route=action, request_headers_to_remove=[VERSION_HEADER])
     rules = scope.rules
     if rules and rules.max_body_bytes is not None:
         route.request_body_buffer_limit = rules.max_body_bytes

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from extproc.envoy import incoming, replies
 from extproc.envoy.contract import Answered, Call, Decision
+from extproc.envoy.copies import Copies
 from extproc.envoy.counts import Counts
 from extproc.envoy.decisions import Decisions
 from extproc.envoy.endable import Endable
@@ -34,6 +35,7 @@ class Stream:
         "_call",
         "_chunks",
         "_context",
+        "_copies",
         "_counts",
         "_decision",
         "_decisions",
@@ -49,13 +51,20 @@ class Stream:
     )
 
     def __init__(
-        self, context: Context, limits: Limits, counts: Counts, decisions: Decisions, endable: Endable
+        self,
+        context: Context,
+        limits: Limits,
+        counts: Counts,
+        decisions: Decisions,
+        endable: Endable,
+        copies: Copies | None = None,
     ) -> None:
         self._context = context
         self._limits = limits
         self._counts = counts
         self._decisions = decisions
         self._endable = endable
+        self._copies = copies
         self._timer: asyncio.Task[None] | None = None
         self._exchange = Exchange(Phase.START_BUFFERED)
         self._echoes = False
@@ -72,6 +81,9 @@ class Stream:
         """Serve the stream until the gateway ends it."""
         request = await self._read()
         if request is None:
+            return
+        if request.observability_mode and self._copies is not None:
+            await self._copies.take(request, self._context)
             return
         start = incoming.start_of(request, self._limits.body_mode)
         if start is None:

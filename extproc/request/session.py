@@ -124,13 +124,17 @@ def pin_key(secret: bytes, pool: str, session: str) -> str:
     Raises:
         ValueError: when `secret` is empty, which would leave the digest open to guessing.
     """
-    if not secret:
-        raise ValueError("the secret that session ids are hashed with is empty: set one, the same on every replica")
-    key = secret if len(secret) <= _MAX_KEY_BYTES else blake2b(secret).digest()
     name = _encoded(pool)
     # The length in front keeps (pool "a", session "bc") apart from (pool "ab", session "c").
     framed = len(name).to_bytes(4, "big") + name + _encoded(session)
-    return blake2b(framed, digest_size=16, key=key).hexdigest()
+    return blake2b(framed, digest_size=16, key=hash_key(secret)).hexdigest()
+
+
+def hash_key(secret: bytes) -> bytes:
+    """A secret of any length as a key that BLAKE2b takes. Raises ValueError when it is empty."""
+    if not secret:
+        raise ValueError("the secret that session ids are hashed with is empty: set one, the same on every replica")
+    return secret if len(secret) <= _MAX_KEY_BYTES else blake2b(secret).digest()
 
 
 def _encoded(text: str) -> bytes:

@@ -7,6 +7,7 @@ units from others and gives none away; what others have among themselves stays a
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 import xxhash
@@ -14,6 +15,13 @@ import xxhash
 from extproc.config_rollouts import SplitBy
 
 _HASHES = float(1 << 64)
+
+Why = Literal["weight", "tester", "running", "response", "no_endpoint"]
+"""Why a version serves: by the weights; its client may choose and did; its conversation runs there; it holds the stored
+response; no endpoint of the one that the weights gave can serve."""
+By = Literal["session", "conversation", "tenant", "request", "nobody"]
+"""What a version is chosen for: a session that the client names, a conversation that was recognised, a tenant, a
+request, or nothing that could be told from others."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +58,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         earlier: (version, pool) that earlier weights would have given, the newest first; one of them has the request if
             its conversation is pinned there.
         asked: the client chose the version itself.
+        why: why this version.
+        by: what `unit` stands for.
     """
 
     model: str
@@ -59,17 +69,26 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     epoch: str = ""
     earlier: tuple[tuple[str, str], ...] = ()
     asked: bool = False
+    why: Why = "weight"
+    by: By = "request"
 
 
-def chosen(split: Split, unit: bytes) -> Choice:
-    """The version for a unit of traffic, given as a digest of at least 16 bytes that cannot be guessed."""
+def chosen(split: Split, unit: bytes, by: By = "request") -> Choice:
+    """The version for a unit of traffic, given as a digest of at least 16 bytes that cannot be guessed.
+
+    Args:
+        split: the versions.
+        unit: the digest.
+        by: what it stands for.
+    """
     version = of_weights(split.weights, unit) or split.main
     earlier: dict[str, str] = {}
     for weights in split.earlier:
         before = of_weights(weights, unit)
         if before and before != version and before in split.pools:
             earlier[before] = split.pools[before]
-    return Choice(split.model, version, split.pools[version], share_of(unit), split.epoch, tuple(earlier.items()))
+    pool, began = split.pools[version], tuple(earlier.items())
+    return Choice(split.model, version, pool, share_of(unit), split.epoch, began, by=by)
 
 
 def of_weights(weights: Mapping[str, float], unit: bytes) -> str:

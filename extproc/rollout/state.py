@@ -31,49 +31,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gates: Gates
 
 
-class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout. Times are seconds of the store's clock.
-
-    Attributes:
-        id: unique.
-        model: the model.
-        canary: version that gets more and more.
-        base: weights of all versions before, the canary's with them.
-        plan: how it goes.
-        phase: where it is.
-        step: index of the present step.
-        share: share of the traffic that the canary gets now, 0 to 1.
-        started: when it began.
-        since: when the present step or phase began.
-        held_s: time of the present step that passed before it was paused.
-        earlier: shares of the canary that were in force before and whose conversations stay, the newest first.
-        gate: gate that failed; empty while none has.
-        reason: why it is in this phase, for people.
-        verdict: verdict on the present step, posted from outside.
-    """
-
-    id: str
-    model: str
-    canary: str
-    base: Mapping[str, float]
-    plan: Plan
-    phase: Phase = "running"
-    step: int = 0
-    share: float = 0.0
-    started: float = 0.0
-    since: float = 0.0
-    held_s: float = 0.0
-    earlier: tuple[float, ...] = ()
-    gate: str = ""
-    reason: str = ""
-    verdict: Literal["", "pass", "fail"] = ""
-
-    @property
-    def epoch(self) -> str:
-        """What is measured belongs to one epoch: a step of a rollout, which a pause does not end."""
-        return f"{self.id}-{self.step}"
-
-
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the audit log.
 
@@ -99,6 +56,60 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = ""
     text: str = ""
     told: Mapping[str, float] = {}
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout. Times are seconds of the store's clock.
+
+    Attributes:
+        id: unique.
+        model: the model.
+        canary: version that gets more and more.
+        base: weights of all versions before, the canary's with them.
+        plan: how it goes.
+        phase: where it is.
+        step: index of the present step.
+        share: share of the traffic that the canary gets now, 0 to 1.
+        started: when it began.
+        entered: when the present step began; a pause does not change it.
+        since: when the present step or phase began.
+        held_s: time of the present step that passed before it was paused.
+        earlier: shares of the canary that were in force before and whose conversations stay, the newest first.
+        gate: gate that failed; empty while none has.
+        reason: why it is in this phase, for people.
+        verdict: verdict on the present step, posted from outside.
+        passed_over: gates of the present step whose failure stops nothing any more: it was reported, or an operator
+            went on in spite of it.
+        before: (units at risk, those with an event) of the baseline in the steps before, by gate: what rates are
+            compared with where the baseline gets nothing.
+        event: what happened when it became as it is: kept with it, so that no line of the audit log is lost with who
+            was about to write it.
+    """
+
+    id: str
+    model: str
+    canary: str
+    base: Mapping[str, float]
+    plan: Plan
+    phase: Phase = "running"
+    step: int = 0
+    share: float = 0.0
+    started: float = 0.0
+    entered: float = 0.0
+    since: float = 0.0
+    held_s: float = 0.0
+    earlier: tuple[float, ...] = ()
+    gate: str = ""
+    reason: str = ""
+    verdict: Literal["", "pass", "fail"] = ""
+    passed_over: tuple[str, ...] = ()
+    before: Mapping[str, tuple[int, int]] = {}
+    event: Event | None = None
+
+    @property
+    def epoch(self) -> str:
+        """What is measured belongs to one epoch: a step of a rollout, which a pause does not end."""
+        return f"{self.id}-{self.step}"
 
 
 _pack = msgspec.json.Encoder().encode

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,10 +32,10 @@ COMPLETION = Shape("cmpl-", "text_completion", "text_completion", chat=False)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failure in the middle of a stream: after how many tokens, and whether the connection breaks with it."""
+    """A failure in the middle of a stream: after how many tokens, and how, as `control.FailBody` has it."""
 
     after_tokens: int
-    cut: bool
+    mode: Literal["stream", "cut", "end"]
 
 
 Details = Callable[[int, bool], dict[str, Any] | None]
@@ -233,8 +233,10 @@ class StreamedAnswer:
     def _break_off(self, fault: Fault) -> None:
         self._fault = None
         self._on_fault()
-        if fault.cut:
+        if fault.mode == "cut":
             self._exchange.cut()
+        elif fault.mode == "end":
+            self._exchange.write(b"", last=True)
         else:
             error = msgspec.json.encode({"error": engine_failed().fields()})
             self._exchange.write(b"data: %s\n\n%s" % (error, _DONE), last=True)

@@ -1,6 +1,7 @@
 """Misbehaviour on demand: what `/sim/*` can make an engine do, for tests of what stands in front of it."""
 
 from collections.abc import Callable
+from random import Random
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,7 @@ from extproc.sim.answers import Fault
 from extproc.sim.bodies import read
 from extproc.sim.core import Core
 from extproc.sim.refusals import bad_value
+from extproc.sim.traits import Mode, Traits
 from extproc.sim.wire import Exchange, Request
 
 
@@ -22,12 +24,13 @@ class FreezeBody(msgspec.Struct):
 class FailBody(msgspec.Struct):
     """`POST /sim/fail`: how the next `count` generation requests fail.
 
-    `status` answers with that status, `reset` resets the connection at once; `stream` and `cut` do it after
-    `after_tokens` tokens of a stream, with vLLM's error event or by a reset.
+    `status` answers with that status, `reset` resets the connection at once; `stream`, `cut` and `end` do it after
+    `after_tokens` tokens of a stream, with vLLM's error event, by a reset, or as if the answer were whole, but without
+    a reason and `[DONE]`. `empty` ends the answer with its first token, which says nothing.
     """
 
     count: int = 1
-    mode: Literal["status", "reset", "stream", "cut"] = "status"
+    mode: Mode = "status"
     status: int = 500
     after_tokens: int = 1
 
@@ -57,9 +60,18 @@ class EventsBody(msgspec.Struct):
 
 
 class Control:
-    """The state of an engine's faults; lives as long as the endpoint, restarts included."""
+    """The state of an engine's faults; lives as long as the endpoint, restarts included.
 
-    def __init__(self, restart: Callable[[float], None]) -> None:
+    Attributes:
+        traits: how the engine is at present.
+    """
+
+    def __init__(
+        self, restart: Callable[[float], None], traits: Traits | None = None, draw: Callable[[], float] | None = None
+    ) -> None:
+        """`restart` is called with seconds to stay down; `draw` gives numbers of [0, 1), its own when None."""
+        self.traits = traits or Traits()
+        self._draw = draw or Random().random
         self._restart = restart
         self._failing = FailBody(count=0)
         self._hung: list[Callable[[], None]] | None = None
@@ -73,10 +85,13 @@ class Control:
 
     def next_failure(self) -> FailBody | None:
         """Return how the generation request at hand fails; None if it does not."""
-        if self._failing.count <= 0:
+        if self._failing.count > 0:
+            self._failing.count -= 1
+            return self._failing
+        mode = self.traits.failing(self._draw)
+        if mode is None:
             return None
-        self._failing.count -= 1
-        return self._failing
+        return FailBody(mode=mode, status=self.traits.fail_status, after_tokens=self.traits.after_tokens)
 
     def handle(self, request: Request, exchange: Exchange, core: Core) -> bool:
         """Answer a route under `/sim/`; False if there is none of that name.
@@ -94,6 +109,8 @@ class Control:
                 factor = read(SlowBody, body).factor
                 for rank in core.ranks:
                     rank.engine.slowdown = factor
+            case b"/sim/traits":
+                self._change(_checked(read(Traits, body)), core)
             case b"/sim/kv_events":
                 _disturb(read(EventsBody, body), core)
             case b"/sim/reset_prefix_cache":
@@ -111,6 +128,16 @@ class Control:
                 return False
         exchange.send(200, b"{}")
         return True
+
+    def apply(self, core: Core) -> None:
+        """Give the engine its speed."""
+        for rank in core.ranks:
+            rank.engine.prefill_factor = self.traits.prefill_factor
+            rank.engine.decode_factor = self.traits.decode_factor
+
+    def _change(self, traits: Traits, core: Core) -> None:
+        self.traits = traits
+        self.apply(core)
 
     def _freeze(self, body: FreezeBody, core: Core) -> None:
         if body.scope == "engine":
@@ -147,8 +174,17 @@ def _disturb(body: EventsBody, core: Core) -> None:
     core.telling.hold(back=body.hold)
 
 
+def _checked(traits: Traits) -> Traits:
+    """Raises Refusal, 400, for what no engine can be."""
+    try:
+        traits.check()
+    except ValueError as error:
+        raise bad_value(str(error)) from error
+    return traits
+
+
 def stream_fault(failure: FailBody | None) -> Fault | None:
     """Return the fault that `failure` puts into a stream, if it is of that kind."""
-    if failure is None or failure.mode not in ("stream", "cut"):
+    if failure is None or failure.mode not in ("stream", "cut", "end"):
         return None
-    return Fault(max(1, failure.after_tokens), cut=failure.mode == "cut")
+    return Fault(max(1, failure.after_tokens), failure.mode)

@@ -32,6 +32,8 @@ class Engine:
         pool: the KV cache.
         stats: what is counted.
         slowdown: how many times longer a step lasts.
+        prefill_factor: how many times longer its arithmetic takes.
+        decode_factor: how many times longer reading the weights and the cache takes.
         steps: who hears of steps, if anybody does.
         counts_adapters: whether `stats.adapters` is kept.
     """
@@ -41,6 +43,8 @@ class Engine:
         self.pool = BlockPool(settings.blocks, caching=settings.prefix_caching)
         self.stats = EngineStats(settings.context_tokens)
         self.slowdown = 1.0
+        self.prefill_factor = 1.0
+        self.decode_factor = 1.0
         self.steps: StepWatch | None = None
         self.counts_adapters = False
         self._blocks: BlockWatch | None = None
@@ -136,8 +140,8 @@ class Engine:
                 self.steps.idle()
             return
         settings = self.settings
-        bound_by_memory = settings.step_s + settings.per_seq_s * len(self._batch)
-        bound_by_arithmetic = tokens / settings.prefill_tokens_per_s
+        bound_by_memory = (settings.step_s + settings.per_seq_s * len(self._batch)) * self.decode_factor
+        bound_by_arithmetic = tokens / settings.prefill_tokens_per_s * self.prefill_factor
         self.stats.step_tokens.observe(tokens)
         self._step_began = at
         self._step_ends = at + max(bound_by_memory, bound_by_arithmetic) * self.slowdown

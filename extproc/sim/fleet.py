@@ -36,7 +36,7 @@ class SimEndpoint:
         self._sockets: Sockets | None = None
         self._host = host
         self.port = port
-        self._control = Control(self._restart_soon)
+        self._control = Control(self._restart_soon, settings.traits)
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._restarting: asyncio.Task[None] | None = None

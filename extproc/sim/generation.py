@@ -26,8 +26,11 @@ from extproc.sim.core import Core, Dialect
 from extproc.sim.ranks import Rank
 from extproc.sim.refusals import Refusal, bad_value, engine_failed, invalid
 from extproc.sim.sequence import Content, Listener, Sequence
-from extproc.sim.tokens import Prompt, block_hashes, embedding, from_ids, padded, render, token_count
+from extproc.sim.tokens import TOKEN_BYTES, Prompt, block_hashes, embedding, from_ids, padded, render, token_count
 from extproc.sim.wire import Exchange, Request
+
+_END = b"\0end"
+"""The token that ends an answer; it is counted and says nothing."""
 
 
 class Generation:
@@ -80,13 +83,17 @@ class Generation:
         check(body)
         texts: list[bytes] = []
         sequences: list[Sequence] = []
+        empty = failure is not None and failure.mode == "empty"
         for prompt in prompts:
-            origin, seed = prompt.spelled, body.seed or 0
+            origin, seed = prompt.spelled, (body.seed or 0) + self._control.traits.text_seed
             begun = said(origin, seed=seed) if _may_continue(body) else 0
-            length, reason = self._answer_length(body, token_count(prompt.data), begun)
+            length, reason = self._answer_length(body, prompt, begun)
+            if empty:
+                length, reason = 1, "stop"
             for choice in range(body.n or 1):
-                texts.append(rest(origin, begun, length, choice=choice, seed=seed))
-                sequence = self._sequence(prompt, texts[-1], adapter, body.namespace)
+                text = _END if empty else rest(origin, begun, length, choice=choice, seed=seed)
+                texts.append(b"" if empty else text)
+                sequence = self._sequence(prompt, text, adapter, body.namespace)
                 sequence.end_reason, sequence.streamed = reason, bool(body.stream)
                 sequences.append(sequence)
         self._dialect.admit(len(sequences))
@@ -110,18 +117,21 @@ class Generation:
             stats.choices.observe(body.n or 1)
         self._submit(rank, sequences, listener, exchange)
 
-    def _answer_length(self, body: Sampling, prompt_tokens: int, begun: int) -> tuple[int, str]:
-        """Return how many tokens the answer has and why it ends; `begun` tokens of it are in the prompt.
+    def _answer_length(self, body: Sampling, prompt: Prompt, begun: int) -> tuple[int, str]:
+        """Return how many tokens the answer has and why it ends; the last `begun` tokens of the prompt are of it.
 
         Raises:
             Refusal: 400, prompt or answer exceed the context.
         """
+        prompt_tokens = token_count(prompt.data)
         self._check_prompt(prompt_tokens)
         room = self._context - prompt_tokens
         longest = room if body.longest is None else body.longest
         if longest > room:
             raise self._dialect.answer_too_long(longest, prompt_tokens, self._context)
-        natural = max(self._settings.answer_tokens - begun, body.min_tokens, 1)
+        asked = prompt.data[: len(prompt.data) - begun * TOKEN_BYTES]
+        whole = self._control.traits.natural_tokens(self._settings.answer_tokens, asked)
+        natural = max(whole - begun, body.min_tokens, 1)
         if body.ignore_eos or longest <= natural:
             return longest, "length"
         return natural, "stop"
@@ -253,7 +263,7 @@ def _request_id(request: Request) -> str:
 
 def _failed_at_once(failure: FailBody | None, exchange: Exchange) -> bool:
     """Let a request fail before it reaches the engine, if its turn has come; return whether it did."""
-    if failure is None or failure.mode in ("stream", "cut"):
+    if failure is None or failure.mode not in ("reset", "status"):
         return False
     if failure.mode == "reset":
         exchange.cut()

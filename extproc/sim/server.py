@@ -9,8 +9,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from extproc.sim.profiles import PROFILES
 from extproc.sim.settings import EngineSettings, KvEvents, SimSettings
+from extproc.sim.traits import Traits
 
 if TYPE_CHECKING:
     from extproc.sim.fleet import SimFleet
@@ -75,7 +78,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     surface.add_argument("--dev-mode", action="store_true", help="vLLM: serve /sleep, /wake_up, /reset_prefix_cache")
     surface.add_argument("--scale-out", action="store_true", help="vllm-0.33: serve /v1/*/render")
     surface.add_argument("--control", action="store_true", help="serve /sim/*: freeze, fail, slow, restart, …")
+    _add_trait_arguments(parser)
     _add_event_arguments(parser)
+
+
+def _add_trait_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each of `Traits`; `POST /sim/traits` changes them."""
+    traits = parser.add_argument_group("what tells it from its like, as a new version of a model may; shares: 0 to 1")
+    told = {
+        "prefill_factor": "prefill takes so many times longer",
+        "decode_factor": "each token takes so many times longer",
+        "fail_share": "requests that --fail-status is answered to",
+        "fail_status": "that status",
+        "reset_share": "requests whose connection is reset",
+        "cut_share": "streams that are reset after --after-tokens",
+        "end_share": "streams that end there as if whole, without [DONE]",
+        "empty_share": "answers that end with their first token",
+        "after_tokens": "tokens before a stream is cut or ends",
+        "length_factor": "answers are so many times longer, if not cut by max_tokens",
+        "length_spread": "share by which they differ in length",
+        "text_seed": "another says different things",
+    }
+    for name, default in msgspec.structs.asdict(Traits()).items():
+        traits.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="N",
+            help=f"{told[name]} (%(default)s)",
+        )
 
 
 def _add_event_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +183,7 @@ def settings_of(args: argparse.Namespace) -> SimSettings:
         embedding_dims=args.embedding_dims,
         keep_alive_s=args.keep_alive_s,
         control=args.control,
+        traits=Traits(**{name: getattr(args, name) for name in Traits.__struct_fields__}),
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from extproc.sim.profiles import DEFAULT as DEFAULT_PROFILE
 from extproc.sim.profiles import PROFILES, Profile
+from extproc.sim.traits import Traits
 
 DEFAULT_MAX_MODEL_LEN = 131_072
 """Longest sequence in tokens when none is set and the cache could hold more."""
@@ -127,6 +128,7 @@ class SimSettings:
         max_body_bytes: larger request bodies get 413.
         keep_alive_s: wall seconds after which an idle connection is closed; uvicorn's default.
         control: whether the routes under `/sim/` exist, which make the engine misbehave on demand.
+        traits: what tells it from its like, as a new version of a model may.
     """
 
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -147,6 +149,7 @@ class SimSettings:
     max_body_bytes: int = 64 << 20
     keep_alive_s: float = 5.0
     control: bool = False
+    traits: Traits = field(default_factory=Traits)
 
     def __post_init__(self) -> None:
         """Refuse a clock that stands still, answers of no tokens, and what the profile does not have.
@@ -164,6 +167,7 @@ class SimSettings:
             raise ValueError(f"time_factor must be greater than 0, got {self.time_factor}")
         if self.answer_tokens < 1:
             raise ValueError(f"answer_tokens must be at least 1, got {self.answer_tokens}")
+        self.traits.check()
 
     @property
     def about(self) -> Profile:

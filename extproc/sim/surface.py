@@ -52,6 +52,7 @@ class Surface:
             telling = Telling(settings, settings.events, ranks, publishers, time.time, os.urandom(32))
         adapters = Adapters(settings.model, settings.adapters)
         self.core = core = Core(settings, ranks, adapters, time.time(), telling)
+        control.apply(core)
         self._engine: Vllm | Trtllm | Sglang
         if settings.about.engine == "trtllm":
             self._engine = Trtllm(core, control)

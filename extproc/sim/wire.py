@@ -75,7 +75,8 @@ class Exchange:
         if not self.open:
             return
         if self._request.chunked_answer:
-            data = b"%x\r\n%s\r\n%s" % (len(data), data, b"0\r\n\r\n" if last else b"")
+            chunk = b"%x\r\n%s\r\n" % (len(data), data) if data else b""
+            data = chunk + b"0\r\n\r\n" if last else chunk
         if last:
             self._finish(data)
         else:

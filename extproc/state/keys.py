@@ -1,4 +1,7 @@
-"""Names of the keys in Redis. All keys of a pool carry one hash tag, so that Redis Cluster keeps them on one shard."""
+"""Names of the keys in Redis.
+
+All keys of a pool, and all of a group of documents, carry one hash tag, so that Redis Cluster keeps them on one shard.
+"""
 
 from functools import lru_cache
 
@@ -86,19 +89,53 @@ class PoolKeys:
         return f"{self._base}void:{charge_id}"
 
 
+class GroupKeys:
+    """The keys of a group of documents.
+
+    Attributes:
+        documents: hash name -> revision and payload of a document, see `redis/document.lua`.
+    """
+
+    __slots__ = ("_base", "documents")
+
+    def __init__(self, prefix: str, group: str) -> None:
+        self._base = base = f"{prefix}:{{{shard(group)}}}:"
+        self.documents = base + "documents"
+
+    def parts(self, name: str) -> str:
+        """Hash writer -> its part of something."""
+        return f"{self._base}parts:{name}"
+
+    def records(self, name: str) -> str:
+        """Stream of records, oldest first."""
+        return f"{self._base}records:{name}"
+
+
+def shard(group: str) -> str:
+    """What stands in a group's keys where a pool stands in others: no pool has this name."""
+    return f"documents/{group}"
+
+
 class Keys:
-    """The keys of all pools under one prefix."""
+    """The keys of all pools and groups under one prefix."""
 
     def __init__(self, prefix: str = "warmpath") -> None:
         if not prefix or set(prefix) & set("{}"):
             raise ValueError(f"key prefix {prefix!r}: use a non-empty text without braces")
         self._pool = lru_cache(maxsize=256)(lambda pool: PoolKeys(prefix, pool))
+        self._prefix = prefix
 
     def pool(self, name: str) -> PoolKeys:
         """Keys of the pool `name`. Raises ValueError for a name that would break the hash tag."""
         if not name or set(name) & set("{}"):
             raise ValueError(f"pool name {name!r}: use a non-empty text without braces")
         return self._pool(name)
+
+    def group(self, name: str) -> GroupKeys:
+        """Keys of the group `name`. Raises ValueError for a name that would break the hash tag."""
+        if not name or set(name) & set("{}"):
+            raise ValueError(f"group {name!r}: use a non-empty text without braces")
+        return GroupKeys(self._prefix, name)
 
 
 def parse_feed_id(text: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import msgspec
 
 from extproc.clock import Clock
 from extproc.state.memory_board import MemoryBoard
+from extproc.state.memory_documents import MemoryDocuments
 from extproc.state.memory_feed import MemoryFeed
 from extproc.state.memory_quota import MemoryQuota
 from extproc.state.pick import PINS_TRIMMED, Bucket, check, check_move, check_pins, decode_charge, floored, pick
@@ -88,7 +89,7 @@ class _Pool:
             self.decode[endpoint] = sequences - charge.sequences, left
 
 
-class MemoryStore(MemoryBoard, MemoryFeed, MemoryQuota):
+class MemoryStore(MemoryBoard, MemoryFeed, MemoryQuota, MemoryDocuments):
     """A `Store` in plain dictionaries, with time from `clock`.
 
     Args:
@@ -99,6 +100,7 @@ class MemoryStore(MemoryBoard, MemoryFeed, MemoryQuota):
         MemoryBoard.__init__(self, clock)
         MemoryFeed.__init__(self, clock)
         MemoryQuota.__init__(self, clock)
+        MemoryDocuments.__init__(self, clock)
         self._clock = clock
         self._pools: dict[str, _Pool] = {}
 

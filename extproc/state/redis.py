@@ -8,6 +8,7 @@ import msgspec
 from extproc.state.pick import PINS_TRIMMED, check, check_move, check_pins, decode_charge
 from extproc.state.redis_board import RedisBoard
 from extproc.state.redis_calls import number, text_or_none, unpacked
+from extproc.state.redis_documents import RedisDocuments
 from extproc.state.redis_feed import RedisFeed
 from extproc.state.redis_quota import RedisQuota
 from extproc.state.values import MAX_PINS, Beat, Load, Move, Reservation, Reserve, Settle
@@ -36,7 +37,7 @@ _read_beat = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
 _read_loads = msgspec.msgpack.Decoder(list[tuple[str, float, int, float]]).decode
 
 
-class RedisStore(RedisBoard, RedisFeed, RedisQuota):
+class RedisStore(RedisBoard, RedisFeed, RedisQuota, RedisDocuments):
     """A `Store` in Redis. Every call fails with `StoreError` within the deadline, at once without a connection.
 
     The connection mends itself in the background; `ping` is the one call that waits for it (up to a second).

@@ -12,6 +12,7 @@ from extproc.state.readers import Readers
 from extproc.state.report import Report, parse_info
 from extproc.state.scripts import NAMES, Script, load
 from extproc.state.trouble import AnsweredError, RefusedError
+from extproc.state.values import FeedEntry
 from extproc.state.where import parse
 
 T = TypeVar("T")
@@ -135,3 +136,11 @@ def text_or_none(reply: Any) -> str | None:
         return text(reply)
     except AnsweredError:
         return None
+
+
+def rows(reply: Any, what: str) -> list[FeedEntry]:
+    """Entries of [[id, [field, value, ...]], ...] in a reply to `what`. Raises `AnsweredError` for another one."""
+    try:
+        return [FeedEntry(text(key), data(fields[1])) for key, fields in reply]
+    except (TypeError, ValueError, LookupError):
+        raise AnsweredError(f"Redis answered {what} with something else") from None

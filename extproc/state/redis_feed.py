@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from extproc.state.keys import parse_feed_id
-from extproc.state.redis_calls import RedisCalls, data, number, text, text_or_none
+from extproc.state.redis_calls import RedisCalls, data, number, rows, text, text_or_none
 from extproc.state.store import READ_LIMIT
 from extproc.state.trouble import EXHAUSTED, AnsweredError, RefusedError
 from extproc.state.values import FeedEntry, Snapshot
@@ -26,7 +26,7 @@ _PART_S: Final = 1.0
 _TRIES: Final = 3
 _MOST_PARTS: Final = 4096
 _HEAD: Final = re.compile("([0-9a-f]{16}) ([0-9]{1,4}) ([0-9]{1,20}-[0-9]{1,20})")
-_NO_FEED: Final = "Redis answered a read of the feed with something else"
+_READ: Final = "a read of the feed"
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class RedisFeed(RedisCalls):
         entries = _entries(await self._wait(key, _read(key, after, wait_ms), wait_ms / 1000 + _READ_SLACK_S))
         if not entries and seen > (0, 0):
             last = await self._wait(key, ("XREVRANGE", key, "+", "-", "COUNT", 1), _READ_SLACK_S)
-            if any(parse_feed_id(entry.id) < seen for entry in _rows(last)):
+            if any(parse_feed_id(entry.id) < seen for entry in rows(last, _READ)):
                 entries = _entries(await self._wait(key, _read(key, "0", 0), _READ_SLACK_S))
         return entries
 
@@ -129,15 +129,7 @@ def _entries(reply: Any) -> list[FeedEntry]:
     if reply is None:
         return []
     try:
-        ((_, rows),) = reply
+        ((_, found),) = reply
     except (TypeError, ValueError):
-        raise AnsweredError(_NO_FEED) from None
-    return _rows(rows)
-
-
-def _rows(reply: Any) -> list[FeedEntry]:
-    """Entries of [[id, [field, value, ...]], ...]."""
-    try:
-        return [FeedEntry(text(key), data(fields[1])) for key, fields in reply]
-    except (TypeError, ValueError, IndexError):
-        raise AnsweredError(_NO_FEED) from None
+        raise AnsweredError(f"Redis answered {_READ} with something else") from None
+    return rows(found, _READ)

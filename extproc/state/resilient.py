@@ -18,6 +18,7 @@ How stale what is shared may be, to another replica:
 | queues of other workers | 50 ms, while somebody waits | not seen |
 | profiles | one batch (50 ms) and one round trip | own decisions alone; the others' are told at the return |
 | shared work (who scrapes what) | one lease | what one holds is kept, and nothing is taken |
+| documents (rollouts) | one poll of whoever reads them | those read last, and nobody changes them |
 
 A return takes up to a second to be noticed (probes wait half a second, half of it more or less), and another one where
 a connection has to be made anew.

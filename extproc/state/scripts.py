@@ -22,6 +22,7 @@ NAMES = (
     "breaker",
     "quota",
     "claim",
+    "document",
 )
 
 

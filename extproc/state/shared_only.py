@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from extproc.errors import StoreError
+from extproc.state.document_store import Document, Documents
+from extproc.state.keys import shard
 from extproc.state.sharing import Sharing
 from extproc.state.telling import Tools
 from extproc.state.values import FeedEntry, Snapshot
@@ -13,11 +15,12 @@ T = TypeVar("T")
 
 
 class SharedOnly:
-    """Feed, snapshots and shared work, which have no local stand-in.
+    """Feed, snapshots, shared work and documents, which have no local stand-in.
 
     Entries of this worker alone would tell nobody, and their ids, by this host's clock, would hide others' later ones;
-    work that nobody else can see taken would be done twice. The verbs raise `StoreError` while the shared store is
-    gone. A missed deadline of theirs opens no circuit: they move much data.
+    work that nobody else can see taken would be done twice; a document that others cannot see decides nothing. The
+    verbs raise `StoreError` while the shared store is gone. A missed deadline of theirs opens no circuit: they move
+    much data. A lost connection of a group of documents opens the group's own, which no decision asks.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -64,6 +67,42 @@ class SharedOnly:
         except StoreError as error:
             sharing.count(error)
             raise
+
+    async def put_document(self, group: str, name: str, document: Document) -> bool:
+        """See `DocumentStore.put_document`."""
+        return await self._of_group(self._primary.put_document, group, name, document)
+
+    async def documents(self, group: str) -> Documents:
+        """See `DocumentStore.documents`."""
+        return await self._of_group(self._primary.documents, group)
+
+    async def drop_document(self, group: str, name: str) -> None:
+        """See `DocumentStore.drop_document`."""
+        await self._of_group(self._primary.drop_document, group, name)
+
+    async def put_part(self, group: str, name: str, part: str, payload: bytes, ttl_ms: int) -> None:
+        """See `DocumentStore.put_part`."""
+        await self._of_group(self._primary.put_part, group, name, part, payload, ttl_ms)
+
+    async def parts(self, group: str, name: str) -> Mapping[str, bytes]:
+        """See `DocumentStore.parts`."""
+        return await self._of_group(self._primary.parts, group, name)
+
+    async def record(self, group: str, name: str, payload: bytes, cap: int, keep_ms: int) -> str:
+        """See `DocumentStore.record`."""
+        return await self._of_group(self._primary.record, group, name, payload, cap, keep_ms)
+
+    async def records(self, group: str, name: str, limit: int, before: str = "") -> Sequence[FeedEntry]:
+        """See `DocumentStore.records`."""
+        return await self._of_group(self._primary.records, group, name, limit, before)
+
+    async def _of_group(
+        self, shared: Callable[Concatenate[str, P], Awaitable[T]], group: str, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Ask for something of a group of documents, or raise `StoreError`."""
+        sharing = self._sharing(shard(group))
+        sharing.require()
+        return await sharing.ask(shared(group, *args, **kwargs), bulk=True)
 
     async def _shared(
         self, shared: Callable[Concatenate[str, P], Awaitable[T]], pool: str, *args: P.args, **kwargs: P.kwargs

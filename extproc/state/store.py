@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from extproc.govern.breaker import Verdict
+from extproc.state.document_store import DocumentStore
 from extproc.state.quota_store import QuotaStore
 from extproc.state.values import (
     MAX_PINS,
@@ -28,7 +29,7 @@ READ_LIMIT = 256
 """Most entries that one `read` returns: who joins a full feed must not hold Redis up with one reply of all of it."""
 
 
-class Store(QuotaStore, Protocol):
+class Store(QuotaStore, DocumentStore, Protocol):
     """What every replica shares. Methods raise `StoreError` when the store cannot answer, and nothing else."""
 
     async def reserve(self, ask: Reserve) -> Reservation:

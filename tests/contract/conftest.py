@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from extproc.clock import ManualClock
+from extproc.state.keys import shard
 from extproc.state.memory import MemoryStore
 from extproc.state.redis import RedisStore
 from extproc.state.store import Store
@@ -79,8 +80,8 @@ class RedisWorld:
         for _ in range(replicas):
             store = RedisStore(self._deployment.url, PATIENT_MS, self.prefix)
             await store.ping()
-            # In a cluster, the nodes of the pools that the tests use.
-            for pool in ("p", "q"):
+            # In a cluster, the nodes of the pools and groups that the tests use.
+            for pool in ("p", "q", shard("rollouts"), shard("others")):
                 await store.ping(pool)
             self.stores.append(store)
         self._turns = itertools.cycle(self.stores)

@@ -25,17 +25,15 @@ COMMANDS = frozenset(
     {
         *("ping", "info", "client|setname", "eval", "evalsha", "time"),
         *("get", "mget", "set", "del", "unlink", "exists", "pexpire", "persist", "pttl"),
-        *("hset", "hget", "hmget", "hgetall", "hvals", "hlen", "hdel"),
+        *("hset", "hget", "hmget", "hgetall", "hvals", "hlen", "hexists", "hscan", "hdel"),
         *("zadd", "zcard", "zrange", "zrangebyscore", "zpopmin", "zrem", "zremrangebyscore"),
-        *("xadd", "xread", "xrevrange"),
+        *("xadd", "xread", "xrevrange", "xtrim"),
     }
 )
 # A database other than 0, and a cluster, need these besides.
 ELSEWHERE = frozenset({"select", "cluster|slots", "asking", "auth", "sentinel"})
 # Commands that only mend what is damaged, or whose turn comes by age or number: not met by calling each verb once.
-SELDOM = frozenset(
-    {"del", "hlen", "hmget", "hvals", "mget", "persist", "pttl", "zcard", "zpopmin", "zrem", "zremrangebyscore"}
-)
+SELDOM = frozenset({"del", "hmget", "hvals", "mget", "pttl", "zcard", "zpopmin", "zrem", "zremrangebyscore"})
 
 
 def rule(commands: frozenset[str], prefix: str = "warmpath") -> tuple[str, ...]:
@@ -109,7 +107,7 @@ async def test_a_user_with_our_keys_and_commands_can_do_everything(server: Serve
     stores.append(at(server, prefix="theirs"))
     failed = await every_verb(stores[1])
     assert {trouble_of(error) for error in failed.values()} == {Trouble.NO_PERMISSION}
-    assert failed.keys() >= {"reserve", "append", "read", "states", "put_snapshot"}
+    assert failed.keys() >= {"reserve", "append", "read", "states", "put_snapshot", "documents", "put_part", "record"}
 
 
 @pytest.mark.parametrize("missing", sorted(COMMANDS))
@@ -173,9 +171,9 @@ async def test_a_replica_takes_no_writes_and_says_so(server: Server, stores: lis
             failed = await every_verb(stores[0])
         finally:
             client.execute_command("REPLICAOF", "NO", "ONE")
-    assert {trouble_of(failed[verb]) for verb in ("reserve", "append", "put_states", "heartbeat")} == {
-        Trouble.READ_ONLY
-    }
+    assert {
+        trouble_of(failed[verb]) for verb in ("reserve", "append", "put_states", "heartbeat", "put_document", "record")
+    } == {Trouble.READ_ONLY}
     await until_async(lambda: ready(stores[0]))
     assert await every_verb(stores[0]) == {}
 
@@ -190,7 +188,9 @@ async def test_a_full_server_says_so(server: Server, stores: list[RedisStore]) -
             failed = await every_verb(stores[0])
         finally:
             client.config_set("maxmemory", 0)
-    assert {trouble_of(failed[verb]) for verb in ("reserve", "append", "put_states")} == {Trouble.FULL}
+    assert {trouble_of(failed[verb]) for verb in ("reserve", "append", "put_states", "put_document", "record")} == {
+        Trouble.FULL
+    }
     assert await every_verb(stores[0]) == {}
 
 

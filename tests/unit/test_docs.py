@@ -19,16 +19,20 @@ def between(name: str, mark: str) -> str:
     return text.partition(f"<!-- {mark} -->\n")[2].partition(f"<!-- /{mark} -->")[0]
 
 
-def keys(kind: type[Section], prefix: str = "") -> str:
-    """A Markdown table of a section's keys: defaults from the fields, meanings from the docstring."""
+def keys(kind: type[Section], prefix: str = "", own: typing.Any = msgspec.NODEFAULT) -> str:
+    """A Markdown table of a section's keys: defaults from the fields, meanings from the docstring.
+
+    `own` is what the section is by default where it stands: of several of one kind each may have defaults of its own.
+    """
     rows, inner = [], ""
     for field in msgspec.structs.fields(kind):
         path = f"{prefix}{field.name}"
         nested, named = section_of(field.type)
         if nested:
-            inner += keys(nested, f"{path}.<name>." if named else f"{path}.")
+            inner += keys(nested, f"{path}.<name>." if named else f"{path}.", field.default)
         else:
-            rows.append(f"| `{path}` | {default_of(field)} | {meaning(kind, field.name)} |")
+            default = default_of(field) if own in (msgspec.NODEFAULT, None) else shown(getattr(own, field.name))
+            rows.append(f"| `{path}` | {default} | {meaning(kind, field.name)} |")
     heading = f"\n## {prefix.rstrip('.') or 'top level'}\n\n{(kind.__doc__ or '').splitlines()[0]}\n\n"
     table = "| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     return (heading + table if rows else "") + inner
@@ -46,10 +50,14 @@ def section_of(annotation: typing.Any) -> tuple[type[Section] | None, bool]:
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str:
-    """The default as YAML would write it."""
+    """The default of a field."""
     if field.required:
         return "required"
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    return shown(field.default if field.default is not msgspec.NODEFAULT else field.default_factory())
+
+
+def shown(value: object) -> str:
+    """A default as YAML would write it."""
     return f"`{msgspec.json.encode(value).decode()}`"
 
 

@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "envoy": BOTTOM | {"request", "telemetry", "govern", "config_file", "overrides"},
     "relay": BOTTOM | {"request", "telemetry"},
     "shadow": BOTTOM | {"request", "telemetry", "engines", "relay"},
-    "admin": BOTTOM | {"telemetry", "rollout", "state", "fleet", "shadow"},
+    "admin": BOTTOM | {"telemetry", "rollout", "state", "fleet", "shadow", "config_mistakes", "rules_rollouts"},
     "sim": BOTTOM,
     "replay": {path.stem for path in PACKAGE.iterdir()} - {"cli"},
 }

@@ -195,8 +195,12 @@ class Keeper(eds_pb2_grpc.EndpointDiscoveryServiceServicer):  # type: ignore[mis
                 continue
             answer = discovery_pb2.DiscoveryResponse(version_info="1", nonce="1", type_url=request.type_url)
             for name in request.resource_names:
-                answer.resources.add().Pack(_assignment(name, self._endpoints))
+                answer.resources.add().Pack(self.members(name))
             yield answer
+
+    def members(self, name: str) -> endpoint_pb2.ClusterLoadAssignment:
+        """Endpoints of one cluster."""
+        return _assignment(name, self._endpoints)
 
 
 def _assignment(name: str, endpoints: Sequence[str]) -> endpoint_pb2.ClusterLoadAssignment:

@@ -53,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         workers: workers of each.
         envoys: settings laid over the configuration of each Envoy, as `--set` takes them.
         sections: laid over the sections of `warmpath.yaml`; the endpoints of each pool are the engines given.
+        models: the models, in place of one for each pool; empty for those.
         store_url: a store that others run; empty to run a Valkey.
     """
 
@@ -60,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1
     envoys: Sequence[Sequence[str]] = ()
     sections: Mapping[str, Any] = {}
+    models: Mapping[str, Any] = {}
     store_url: str = ""
 
 
@@ -253,6 +255,7 @@ def _document(pools: Pools, plan: Plan) -> dict[str, Any]:
     *workers, keeper = free_ports(plan.workers + 1)
     named = {name: [one.address for one in engines] for name, engines in pools.items()}
     document = configuration(named, **plan.sections)
+    document["models"] = dict(plan.models) or document["models"]
     document["gateway"]["sidecar"] |= {
         "hosts": [f"127.0.0.{index + 1}" for index in range(plan.replicas)],
         "workers": plan.workers,

@@ -26,6 +26,7 @@ from extproc.telemetry.limit_metrics import Told
 from extproc.telemetry.metrics import Metrics, Outcome, ScrapeOutcome
 from extproc.telemetry.overload_metrics import Left, Shed
 from extproc.telemetry.relay_metrics import RelayMetrics, RelayOutcome
+from extproc.telemetry.rollout_metrics import EVENTS, PHASES
 
 ROOT: Final = Path(__file__).parents[3]
 ALERTS: Final = ROOT / "docker" / "alerts.yaml"
@@ -55,6 +56,8 @@ VALUES: Final[dict[tuple[str, str], set[str]]] = {
     ("warmpath_queue_requests", "class"): set(BANDS),
     ("warmpath_quota_taken_total", "unit"): {"requests", "tokens"},
     ("warmpath_relay_requests_total", "outcome"): set(typing.get_args(RelayOutcome)),
+    ("warmpath_rollout_phase", "phase"): set(PHASES),
+    ("warmpath_rollout_events_total", "what"): set(EVENTS),
     ("warmpath_auth_requests_total", "outcome"): {"key", "token", "refused"},
     ("warmpath_scrapes_total", "outcome"): set(typing.get_args(ScrapeOutcome)),
     ("warmpath_exchange_anomalies_total", "kind"): set(Streams.__struct_fields__),

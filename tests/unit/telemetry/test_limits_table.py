@@ -3,17 +3,17 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
 
-from extproc.config import Breakers, Gateway, Overload, RateLimits, Relay, Retries, Section, Timeouts
+from extproc.config import Breakers, Gateway, Overload, RateLimits, Relay, Retries, Rollouts, Section, Timeouts
 from extproc.config_gateway import GatewayRoute
 from extproc.config_limits import TimeoutRule
 from extproc.config_overload import TenantShare
 from extproc.config_quotas import RateLimit
-from tests.unit.test_docs import default_of, section_of
+from tests.unit.test_docs import default_of, section_of, shown
 
 TEXT: Final = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
 SECTIONS: Final[dict[str, type[Section]]] = {
@@ -26,6 +26,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "rate_limits.": RateLimits,
     "rate_limits.rules.": RateLimit,
     "relay.": Relay,
+    "rollouts.": Rollouts,
     "gateway.": Gateway,
     "gateway.routes.": GatewayRoute,
 }
@@ -39,15 +40,19 @@ def takes_a_number(kind: msgspec.inspect.Type) -> bool:
     return any(isinstance(each, msgspec.inspect.IntType | msgspec.inspect.FloatType) for each in kinds)
 
 
-def numbers(kind: type[Section], prefix: str) -> Iterator[tuple[str, str]]:
-    """Every key of a section that takes a number, with its default as YAML writes it."""
+def numbers(kind: type[Section], prefix: str, own: Any = msgspec.NODEFAULT) -> Iterator[tuple[str, str]]:
+    """Every key of a section that takes a number, with its default as YAML writes it.
+
+    `own` is what the section is by default where it stands: of several of one kind each may have defaults of its own.
+    """
     for field in msgspec.structs.fields(kind):
         path = f"{prefix}{field.name}"
         nested, named = section_of(field.type)
         if nested and not named:
-            yield from numbers(nested, f"{path}.")
+            yield from numbers(nested, f"{path}.", field.default)
         elif takes_a_number(msgspec.inspect.type_info(field.type)):
-            yield path, default_of(field).strip("`")
+            default = default_of(field) if own in (msgspec.NODEFAULT, None) else shown(getattr(own, field.name))
+            yield path, default.strip("`")
 
 
 KEYS: Final = {

@@ -16,7 +16,11 @@ from envoy.service.discovery.v3 import discovery_pb2
 from extproc import keeper
 from extproc.envoy.discovery import SERVICE
 from extproc.errors import ConfigError
+from extproc.rollout.state import GROUP, decode_event, encode
+from extproc.state.document_store import Document
+from extproc.state.redis import RedisStore
 from tests.ports import free_port
+from tests.unit.fleet.rollout_parts import started
 from tests.unit.top.parts import Running, command, config, document, free_sidecar, write
 from tests.valkey import Valkey
 from tests.waiting import until, until_async
@@ -240,3 +244,28 @@ def test_without_a_store_the_remedy_is_told() -> None:
     """As for a worker."""
     with pytest.raises(ConfigError, match=r"redis\.url is missing"):
         keeper.compose(config())
+
+
+async def test_a_rollout_goes_on_and_shows_on_the_page(tmp_path: Path, valkey: Valkey) -> None:
+    """Step by step to its end, with nobody's help."""
+    store = RedisStore(valkey.url, 10_000.0, "rolling")
+    await store.ping()
+    rollout = started((await store.documents(GROUP)).now, hold_s=0.1, retire_after_s=0.1)
+    await store.put_document(GROUP, "m", Document(1, encode(rollout)))
+    versions = {"one": {"pool": "main", "weight": 1}, "two": {"pool": "canary"}}
+    content = document(
+        models={"m": {"versions": versions}},
+        pools={"main": {"endpoints": ["127.0.0.1:1"]}, "canary": {"endpoints": ["127.0.0.1:2"]}},
+        redis={"url": valkey.url, "key_prefix": "rolling"},
+        gateway=free_sidecar(),
+    )
+    async with running(tmp_path / "warmpath.yaml", content) as bench:
+
+        async def retired() -> bool:
+            _, text = await bench.page("/metrics")
+            return 'warmpath_rollout_phase{process="keeper",model="m",phase="retired"} 1.0' in text
+
+        await until_async(retired)
+    lines = await store.records(GROUP, "m", 100)
+    assert [decode_event(line.payload).what for line in reversed(lines)][-1] == "retired"
+    await store.close()

@@ -1,19 +1,24 @@
 """One worker: how it is composed, and how a real one lives without its store."""
 
+import json
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from extproc import inner, worker
 from extproc.clock import ManualClock
 from extproc.envoy.contract import Call
 from extproc.errors import ConfigError, NoEndpointError
+from extproc.rollout.state import GROUP, encode
 from extproc.router import Router
 from extproc.state import feed
+from extproc.state.document_store import Document
 from extproc.state.feed import Held
 from extproc.state.redis import RedisStore
 from tests.ports import free_port
+from tests.unit.fleet.rollout_parts import started
 from tests.unit.top.parts import command, config, document, free_sidecar, write
 from tests.valkey import Valkey
 from tests.waiting import until, until_async
@@ -100,6 +105,39 @@ async def test_a_worker_is_ready_when_it_knows_what_the_others_do(tmp_path: Path
             await until(lambda: bool(running.said("worker is ready")))
             assert [line["caught_up"] for line in running.said("worker is ready")] == [True]
         await store.close()
+
+
+async def test_a_worker_is_ready_when_it_knows_the_rollouts_that_run(tmp_path: Path) -> None:
+    """It never sends anything by the file's weights while a rollout has others; and it follows what comes next."""
+    versions = {"one": {"pool": "main", "weight": 1}, "two": {"pool": "canary"}}
+    pools = {"main": {"endpoints": ["10.0.0.1:80"]}, "canary": {"endpoints": ["10.0.0.2:80"]}}
+    gateway = free_sidecar(socket_dir=str(tmp_path))
+    with Valkey() as valkey:
+        store = RedisStore(valkey.url, 10_000.0)
+        await store.ping()
+        rollout = started((await store.documents(GROUP)).now)
+        await store.put_document(GROUP, "m", Document(1, encode(rollout)))
+        content = document(
+            models={"m": {"versions": versions}}, pools=pools, redis={"url": valkey.url}, gateway=gateway
+        )
+        path = write(tmp_path / "warmpath.yaml", content)
+        async with (
+            command("worker", "--config", str(path)) as running,
+            inner.channel(f"unix:{tmp_path / 'worker-0.sock'}") as channel,
+        ):
+
+            async def shows(share: float) -> bool:
+                line = f'warmpath_version_share{{model="m",version="two"}} {share}'
+                return line.encode() in await inner.read_page(channel)
+
+            await until(lambda: bool(running.said("worker is ready")))
+            assert await shows(0.05)
+            further = msgspec.structs.replace(rollout, step=1, share=0.25)
+            await store.put_document(GROUP, "m", Document(2, encode(further)))
+            await until_async(lambda: shows(0.25))
+        await store.close()
+        said = [line["message"] for line in map(json.loads, running.lines) if "message" in line]
+        assert said.index("a rollout is followed") < said.index("worker is ready")
 
 
 async def test_a_worker_follows_its_file(tmp_path: Path) -> None:

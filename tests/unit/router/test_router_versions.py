@@ -1,0 +1,252 @@
+"""A router over a model with two versions: what its decisions say, and where conversations go as weights change."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.envoy.contract import Call, Decision
+from extproc.errors import UnknownVersionError
+from extproc.router import Router
+from tests.unit.router.versions import (
+    Conversation,
+    Worker,
+    fleet,
+    hand_out,
+    memory,
+    settings,
+    split_by_version,
+)
+from tests.unit.state.unsteady import GONE, Unsteady, mended, resilient
+from tests.unit.top.test_splits import rollout
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+def worker(**more: Any) -> Worker:
+    """One worker on a store of its own."""
+    store, clock = memory()
+    return Worker("r1", settings(**more), store, clock)
+
+
+async def decide(router: Router, path: str = CHAT, model: str = "m", **headers: str) -> Decision:
+    """Decide on a short request; underscores of header names stand for dashes."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}], "input": "hi"}).encode()
+    return await router.decide(Call("POST", path, {k.replace("_", "-"): v for k, v in headers.items()}, body))
+
+
+async def test_a_decision_says_which_version_of_which_model_serves() -> None:
+    """For the response header and for what is measured: model, version, unit, and the epoch of a rollout."""
+    one = worker()
+    told = (await decide(one.router, x_session_id="s")).metadata
+    assert (told["model"], told["version"]) == ("m", "old")
+    assert 0.0 <= float(told["unit"]) < 1.0
+    assert "epoch" not in told
+    one.follow(rollout(1.0, step=3))
+    told = (await decide(one.router, x_session_id="t")).metadata
+    assert (told["version"], told["epoch"]) == ("new", "r1-3")
+
+
+async def test_a_decision_about_a_model_with_one_version_says_nothing_of_it() -> None:
+    """Nothing is computed, told or sent there that was not before."""
+    decision = await decide(worker().router, model="one")
+    assert {"model", "version", "unit", "epoch"}.isdisjoint(decision.metadata)
+
+
+@pytest.mark.parametrize(("share", "served"), [(0.0, b"org/m-1"), (1.0, b"org/m-2")])
+@pytest.mark.parametrize("model", ["m", "gpt"])
+async def test_the_body_names_the_model_as_the_versions_engines_know_it(share: float, served: bytes, model: str) -> None:
+    """Whatever name the client used; the decision has the model's own, by which limits go."""
+    one = worker()
+    one.follow(rollout(share))
+    decision = await decide(one.router, model=model)
+    assert decision.body is not None
+    assert json.loads(decision.body)["model"].encode() == served
+    assert decision.model == "m"
+
+
+async def test_a_testers_answers_are_not_measured() -> None:
+    """The version is the one that was asked for; no epoch stands by it, and a version that is not there is refused."""
+    one = worker(testers=["*"])
+    one.follow(rollout(0.05))
+    told = (await decide(one.router, x_warmpath_version="new")).metadata
+    assert told["version"] == "new"
+    assert "epoch" not in told
+    with pytest.raises(UnknownVersionError):
+        await decide(one.router, x_warmpath_version="newer")
+
+
+@pytest.mark.parametrize("policy", ["predicted_ttft", "least_tokens", "session_hash", "round_robin"])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, "/v1/messages"])
+async def test_a_conversation_stays_where_it_began(policy: str, named: bool, path: str) -> None:
+    """Under every policy, also those that keep no pins; with and without an id; whoever keeps the history."""
+    one = worker(policy=policy)
+    talk = Conversation("c", named=named, draw=Random(1), path=path)
+    await talk.turn(one)
+    one.follow(rollout(1.0, 0.25, 0.0))
+    for _ in range(3):
+        await talk.turn(one)
+    assert talk.versions == ["old"] * 4
+    later = Conversation("d", named=named, draw=Random(2), path=path)
+    for _ in range(3):
+        await later.turn(one)
+    assert later.versions == ["new"] * 3
+    one.follow(rollout(1.0, phase="retired"))
+    await talk.turn(one)
+    assert talk.versions[-1] == "new"
+
+
+async def test_where_pins_do_not_count_they_choose_no_endpoint() -> None:
+    """A policy that passes over sessions goes on to do so: the pin tells the version, not the endpoint."""
+    one = worker(policy="round_robin")
+    talk = Conversation("c", named=True, draw=Random(1))
+    picks = {(await talk.turn(one)).metadata["endpoint"] for _ in range(4)}
+    assert len(picks) == 2
+    assert {outcome.pinned for outcome in one.notes.outcomes} == {False}
+
+
+async def test_a_conversation_whose_pin_has_ended_may_move() -> None:
+    """After `routing.session.ttl_s` it does not run any more."""
+    store, clock = memory()
+    one = Worker("r1", settings(), store, clock)
+    talk = Conversation("c", named=True, draw=Random(1))
+    await talk.turn(one)
+    one.follow(rollout(1.0, 0.0))
+    clock.advance(one.around.config.routing.session.ttl_s + 1)
+    await talk.turn(one)
+    assert talk.versions == ["old", "new"]
+
+
+async def test_a_response_is_stored_in_the_pool_that_the_conversation_keeps() -> None:
+    """The id that we choose for a response tells the pool which has it: also when that is not the weights' choice."""
+    one = worker()
+    body = {"model": "m", "input": "hi", "session_id": "s"}
+    one.follow(rollout(0.0))
+    await one.router.decide(Call("POST", RESPONSES, {}, json.dumps(body).encode()))
+    one.follow(rollout(1.0, 0.0))
+    kept = await one.router.decide(Call("POST", RESPONSES, {}, json.dumps(body).encode()))
+    assert kept.body is not None
+    stored = json.loads(kept.body)["request_id"]
+    read = await one.router.decide(Call("GET", f"{RESPONSES}/{stored}", {}))
+    assert [kept.metadata["version"], read.metadata["version"]] == ["old", "old"]
+    more = {**body, "previous_response_id": stored, "session_id": "other"}
+    again = await one.router.decide(Call("POST", RESPONSES, {}, json.dumps(more).encode()))
+    assert again.metadata["version"] == "old"
+
+
+class Counting(Unsteady):
+    """Counts the looks at pins."""
+
+    @property
+    def looks(self) -> int:
+        """How often a pin was looked up."""
+        return self.calls.count("pinned")
+
+
+async def test_the_store_is_asked_only_for_conversations_that_may_run_elsewhere() -> None:
+    """Not for requests without a conversation, nor where earlier weights give the same version."""
+    store = Counting()
+    one = Worker("r1", settings(), store, store.clock)
+    completion = Call("POST", "/v1/completions", {"x-request-id": "1"}, b'{"model":"m","prompt":"hi"}')
+    await decide(one.router, x_session_id="s")
+    one.follow(rollout(1.0))
+    await decide(one.router, x_session_id="s")
+    one.follow(rollout(1.0, 0.0))
+    await one.router.decide(completion)
+    assert store.looks == 0
+    await decide(one.router, x_session_id="s")
+    assert store.looks == 1
+
+
+async def test_without_the_store_a_conversation_that_nobody_knows_goes_where_the_oldest_weights_put_it() -> None:
+    """All workers come to the same version; one that has pinned the conversation itself knows better."""
+    shared = Unsteady()
+    workers = [Worker(f"r{n}", settings(), resilient(shared, memory()[0]), shared.clock) for n in range(2)]
+    knows, other = workers
+    for each in workers:
+        each.follow(rollout(1.0, 0.25, 0.0))
+    talk = Conversation("c", named=True, draw=Random(1))
+    await talk.turn(knows)
+    shared.fault = GONE
+    await talk.turn(knows)
+    assert talk.versions == ["new", "new"]
+    strange = Conversation("d", named=True, draw=Random(2))
+    for at in range(4):
+        await strange.turn(workers[at % 2])
+    assert strange.versions == ["old"] * 4
+    assert other.around.fleet.splits["m"].weights["new"] == 1.0
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_without_the_store_what_the_feed_told_of_a_conversation_counts(named: bool) -> None:
+    """A worker that never saw it goes by the turns that others answered, also when the newest were not told."""
+    shared = Unsteady()
+    workers = [Worker(f"r{n}", settings(), resilient(shared, memory()[0]), shared.clock) for n in range(3)]
+    for each in workers:
+        each.follow(rollout(1.0, 0.25, 0.0))
+    talk = Conversation("c", named=named, draw=Random(1))
+    await talk.turn(workers[0])
+    hand_out(workers)
+    shared.fault = GONE
+    await talk.turn(workers[0])
+    for each in workers[1:]:
+        await talk.turn(each)
+    assert talk.versions == ["new"] * 4
+
+
+async def test_twenty_turns_have_one_version_over_four_workers_while_the_share_goes_up() -> None:
+    """1 -> 5 -> 25 -> 100 % and the store away in between: no conversation flips, none leaves the canary, and all
+    leave it together when it is rolled back.
+    """
+    draw, shared = Random(1), Unsteady()
+    workers = [Worker(f"r{n}", settings(), resilient(shared, memory()[0]), shared.clock) for n in range(4)]
+
+    def follow(share: float, *earlier: float, **more: Any) -> None:
+        for each in workers:
+            each.follow(rollout(share, *earlier, **more))
+
+    talks: list[Conversation] = []
+
+    async def round_of(new: int) -> None:
+        """One turn of each conversation that has not had its twenty, at any worker; some begin."""
+        talks.extend([Conversation(f"c{len(talks) + n}", named=bool(n % 2), draw=draw) for n in range(new)])
+        for talk in talks:
+            if len(talk.versions) < 20:
+                await talk.turn(draw.choice(workers))
+        if shared.fault is None:
+            hand_out(workers)
+
+    steps: list[tuple[float, ...]] = [(0.01, 0.0), (0.05, 0.01, 0.0), (0.25, 0.05, 0.01, 0.0)]
+    steps.append((1.0, 0.25, 0.05, 0.01, 0.0))
+    for step in steps:
+        follow(*step)
+        canary = set(split_by_version(talks).get("new", ()))
+        await round_of(40)
+        shared.fault = GONE
+        await round_of(10)
+        await round_of(0)
+        for each in workers:
+            store = each.around.store
+            await mended(store, shared)  # type: ignore[arg-type]
+        await round_of(20)
+        assert canary <= split_by_version(talks)["new"]
+        assert [talk.name for talk in talks if len(set(talk.versions)) > 1] == []
+    for _ in range(20):
+        await round_of(0)
+    assert {len(talk.versions) for talk in talks} == {20}
+    assert [talk.name for talk in talks if len(set(talk.versions)) > 1] == []
+    assert len(split_by_version(talks)["new"]) > 40
+    follow(0.0, phase="rolled_back")
+    last = Conversation("c-last", named=True, draw=draw)
+    for talk in [*talks, last]:
+        await talk.turn(draw.choice(workers))
+    assert {talk.versions[-1] for talk in talks} == {"old"}
+
+
+async def test_a_rollout_that_is_followed_keeps_the_endpoints() -> None:
+    """Only versions change in the fleet."""
+    one = worker()
+    one.follow(rollout(0.5))
+    assert one.around.fleet.pools == fleet(one.around.config).pools
