@@ -23,6 +23,7 @@ def warnings(config: Config) -> Iterator[str]:
             yield from _splitting(config, f"models.{name}", model)
         if model.shadow is not None:
             yield from _shadow(f"models.{name}.shadow", model, model.shadow)
+            yield from _mirrored_name(f"models.{name}.shadow", name, model, model.shadow)
     if any(model.versions for model in config.models.values()):
         yield from _rollouts(config)
 
@@ -88,6 +89,23 @@ def _shadow(place: str, model: Model, shadow: Shadow) -> Iterator[str]:
                 yield f"{place}.{key}: has no effect while mode is mirror, which drops answers: write `mode: compare`"
     if shadow.share == 0.0:
         yield f"{place}.share: is 0: nothing is sent to version `{shadow.version}`: raise it, or remove `shadow`"
+
+
+def _mirrored_name(place: str, name: str, model: Model, shadow: Shadow) -> Iterator[str]:
+    """A mirrored body, which is made for the client's engines, names a model that the shadow's do not know."""
+    if shadow.mode != "mirror":
+        return
+    served = {
+        version: settings.adapter.name if settings.adapter else settings.served_as or name
+        for version, settings in model.versions.items()
+    }
+    for version, told in served.items():
+        if version != shadow.version and model.versions[version].weight > 0.0 and told != served[shadow.version]:
+            yield (
+                f"{place}.mode: mirror sends what engines of `{version}` get, and these know the model as `{told}`, "
+                f"those of `{shadow.version}` as `{served[shadow.version]}`: serve both under one name, or write "
+                "`mode: compare`"
+            )
 
 
 def _rollouts(config: Config) -> Iterator[str]:

@@ -14,6 +14,11 @@ Keep = Literal["metrics", "answers", "all"]
 Percent = Annotated[float, Meta(gt=0, le=100)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
+CAPTURE_CLUSTER = "warmpath_captures"
+"""Envoy cluster of the workers once more, for copies of answers: no trouble with these must touch decisions."""
+SHADOW_CLUSTERS = "warmpath_shadow_"
+"""What the names of Envoy clusters begin with that requests are mirrored to; the rest is the pool's."""
+
 
 class ModelAdapter(Section, frozen=True, kw_only=True):
     """The LoRA adapter that a model is, on top of its pool's base model.

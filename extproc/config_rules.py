@@ -16,7 +16,7 @@ from extproc.rules_limits import breakers_tell_slow_from_quick, limits_agree
 from extproc.rules_overload import fallbacks_lead_on, waits_fit
 from extproc.rules_quotas import quotas_agree
 from extproc.rules_relay import relay_agrees
-from extproc.rules_rollouts import versions_agree
+from extproc.rules_rollouts import shadow_clusters_are_free, versions_agree
 from extproc.state import where
 from extproc.tokens import settings
 
@@ -48,6 +48,7 @@ def first_contradiction(config: Config) -> Mistake | None:
     rules: tuple[Callable[[Config], Iterator[Mistake]], ...] = (
         _models_name_pools,
         versions_agree,
+        shadow_clusters_are_free,
         _adapters_are_told_apart,
         _pool_names_are_free,
         _endpoints_are_addresses,

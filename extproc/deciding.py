@@ -319,6 +319,7 @@ def decision_of(
         # Who chose the version, or got another one than the weights gave, tells nothing of what the weights did.
         if choice.epoch and choice.why in ("weight", "running", "response"):
             metadata[EPOCH] = choice.epoch
-        if request.follows or request.previous_response or reservation.pinned or reservation.moved:
+        began = request.follows or request.previous_response or choice.why == "running"
+        if began or reservation.pinned or reservation.moved:
             metadata[CONTINUED] = 1.0
     return Decision(pool.name, destinations, facts.charge_id, metadata, asked.body, request.model)

@@ -45,7 +45,7 @@ def outcome_of(made: Made, spans: Spans, predicted_ttft_ms: float) -> Outcome:
         cached_tokens=cached,
         best_cached_tokens=max(made.plan.best_cached, cached),
         predicted_ttft_ms=predicted_ttft_ms,
-        session=_has_session(made.reserve),
+        session=_has_session(made),
         pinned=made.reservation.pinned,
         moved=made.reservation.moved,
         flaw=asked.request.flaw,
@@ -74,7 +74,7 @@ def remembered(
         request_id=request_id,
         kind=made.asked.request.kind,
         flaw=made.asked.request.flaw,
-        session=_has_session(made.reserve),
+        session=_has_session(made),
         ask=made.ask,
         pool=made.pool,
         subset=subset,
@@ -84,5 +84,8 @@ def remembered(
     )
 
 
-def _has_session(reserve: Reserve) -> bool:
-    return bool(reserve.pin_key or reserve.next_pin_key)
+def _has_session(made: Made) -> bool:
+    reserve, request = made.reserve, made.asked.request
+    # Of a model with versions, a pin that the policy does not honour tells the version alone.
+    kept = made.plan.sticky or made.asked.choice is None or bool(request.response or request.previous_response)
+    return kept and bool(reserve.pin_key or reserve.next_pin_key)

@@ -21,6 +21,7 @@ from extproc.envoy.contract import Call, Decision, Served
 from extproc.envoy.rate_limit import Asked as Ahead
 from extproc.envoy.rate_limit import Passed
 from extproc.errors import DuplicateRequestError, RateLimitedError, StoreError
+from extproc.fitting import own_name
 from extproc.govern import quota_text, quotas
 from extproc.govern.quota_rules import Rules
 from extproc.govern.quotas import Correction, Draw, Take, Taken
@@ -111,7 +112,7 @@ class Quotas:
         config = self._current()
         found: dict[str, tuple[Draw, Bound]] = {}
         for one in asked:
-            for bound in self._bounds(one.tenant, one.model):
+            for bound in self._bounds(one.tenant, one.model and own_name(config, one.model)):
                 if bound.draw.unit == "requests":
                     found[bound.draw.bucket] = msgspec.structs.replace(bound.draw, amount=one.hits), bound
         if not found:

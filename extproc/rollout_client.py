@@ -58,8 +58,9 @@ class Client(msgspec.Struct, frozen=True):
         connection = _connection(self.url)
         try:
             connection.request(method, page, None if body is None else json.dumps(body).encode(), headers)
-            answer = connection.getresponse()
-            status, told = answer.status, answer.read(_MOST_ANSWER)
+            # Where the keeper ends the connection, it is the answer's to close.
+            with connection.getresponse() as answer:
+                status, told = answer.status, answer.read(_MOST_ANSWER)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise WarmpathError(

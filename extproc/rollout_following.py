@@ -7,6 +7,7 @@ What was known stays known while the store is gone, empty or damaged: traffic mo
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -27,6 +28,8 @@ from extproc.telemetry.rollout_metrics import VersionMetrics
 
 LOOK_S: Final = 0.25
 TELL_S: Final = 0.5
+_QUIET_S: Final = 2.0
+"""How long the store may be silent before that is said."""
 _JITTER: Final = 0.1
 """Looks are spread by this share, so that workers do not beat in step."""
 AGAIN_S: Final = 10.0
@@ -71,7 +74,8 @@ class Following:
         self._clock = clock
         self._chance = chance or random.Random()  # noqa: S311 -- it only spreads load
         self._remembered = Remembered()
-        self._lost = False
+        self._lost_at = math.inf
+        self._said = False
         self._offset_s = 0.0
         self._measured: dict[str, _Measured] = {}
         self._looked = asyncio.Event()
@@ -103,11 +107,13 @@ class Following:
         try:
             documents = await self._around.store.documents(GROUP)
         except StoreError as error:
-            if not self._lost:
+            # A call that comes late now and then is nothing to talk of.
+            self._lost_at = min(self._lost_at, begun)
+            if not self._said and self._clock.monotonic() - self._lost_at >= _QUIET_S:
+                self._said = True
                 log.warning("rollouts cannot be read, what was known stays", extra={"error": str(error)})
-            self._lost = True
             return
-        self._lost = False
+        self._lost_at, self._said = math.inf, False
         self._offset_s = documents.now - (begun + self._clock.monotonic()) / 2
         # From here on nothing is awaited: who replaces the fleet besides does it in one step too.
         if changed := self._remembered.take(documents):

@@ -35,7 +35,8 @@ def of_status(status: Status, config: Config | None) -> str:
     lines += ["", *_versions(status)]
     if rollout is not None and rollout.phase in ("running", "paused", "promoted"):
         lines += ["", *_judged(status, rollout)]
-    if rollout is not None and status.governs and rollout.phase in ("promoted", "retired"):
+    unwritten = rollout and any((each.weight > 0.0) != (each.name == rollout.canary) for each in status.versions)
+    if rollout is not None and unwritten and status.governs and rollout.phase in ("promoted", "retired"):
         lines += ["", *to_write(rollout, config)]
     return _plain(lines)
 

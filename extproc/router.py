@@ -82,16 +82,27 @@ class Router:
         if admitted.model:
             return await self._elsewhere(call, admitted)
         try:
-            if admitted.waited_s:
-                # The fleet is another one by now.
-                pool = self._around.fleet.pools[pool.name]
-                fits = self._fits(asked, pool, call)
-            decision = await self._decided(call, asked, pool, fits, began + admitted.waited_s)
+            left = await self._left(call, asked, pool) if admitted.waited_s else None
+            if left is None:
+                if admitted.waited_s:
+                    # The fleet is another one by now.
+                    pool = self._around.fleet.pools[pool.name]
+                    fits = self._fits(asked, pool, call)
+                decision = await self._decided(call, asked, pool, fits, began + admitted.waited_s)
         finally:
             gate.arrived(admitted)
+        if left is not None:
+            decision = await self._admitted(call, *left, began + admitted.waited_s)
         if admitted.waited_s:
             decision = with_fact(decision, QUEUED, admitted.waited_s * 1000.0)
         return decision
+
+    async def _left(self, call: Call, asked: Asked, pool: Pool) -> tuple[Asked, Pool] | None:
+        """Where a request goes that waited for a version which is no longer its own; None while it is."""
+        if asked.choice is None:
+            return None
+        anew = await self.settled(call, *self.read(call))
+        return None if anew[1].name == pool.name else anew
 
     def _fits(self, asked: Asked, pool: Pool, call: Call) -> Fits:
         body = call.body if asked.body is None else asked.body

@@ -5,7 +5,15 @@ from pathlib import PurePosixPath
 
 from extproc.config import Config, Model, Shadow
 from extproc.config_mistakes import Mistake, nearest
+from extproc.config_rollouts import CAPTURE_CLUSTER, SHADOW_CLUSTERS
 from extproc.shadow import refusals
+
+
+def shadow_clusters_are_free(config: Config) -> Iterator[Mistake]:
+    """Pools are Envoy clusters, and shadows need some of their own."""
+    for name in config.pools:
+        if name == CAPTURE_CLUSTER or name.startswith(SHADOW_CLUSTERS):
+            yield Mistake(f"$.pools.{name}", f"`{name}` is an Envoy cluster of Warmpath's own: name the pool otherwise")
 
 
 def no_model(config: Config, name: str) -> str:

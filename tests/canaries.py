@@ -13,8 +13,8 @@ from extproc.rollout.gates import Judgement, judge
 from extproc.rollout.state import Event, Plan, Rollout
 
 WORKERS = 4
-LOOKS = 20
-"""Looks at the evidence in the hold time of a step."""
+LOOKS = 8
+"""Looks at the evidence in the hold time of a step, where nothing else is said."""
 _CAP = 1024.0
 
 
@@ -153,11 +153,11 @@ def evidence_of(recorders: Sequence[Recorder]) -> Evidence:
 
 
 def looks(
-    rng: np.random.Generator, rollout: Rollout, traffic: Traffic = NORMAL, fault: Fault = EQUAL
+    rng: np.random.Generator, rollout: Rollout, traffic: Traffic = NORMAL, fault: Fault = EQUAL, number: int = LOOKS
 ) -> Iterator[tuple[float, Judgement]]:
-    """Time and judgement at each look in a step."""
+    """Time and judgement at each of so many looks in the hold time of a step, and at those after it."""
     recorders = [Recorder(rollout) for _ in range(WORKERS)]
-    every = max(rollout.plan.hold_s, 1.0) / LOOKS
+    every = max(rollout.plan.hold_s, 1.0) / number
     due = rollout.entered + every
     for now, worker, sample in samples(rng, rollout, traffic, fault):
         while now >= due:

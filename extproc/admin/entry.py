@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from extproc.errors import ConfigError, ForbiddenError, TokenUnusableError, UnauthorizedError
+from extproc.clock import Clock, SystemClock
+from extproc.errors import ConfigError, ForbiddenError, TokenUnusableError, UnauthorizedError, WarmpathError
 
 _KEY: Final = "gateway.sidecar.admin_token"
 OPERATOR_HEADER: Final = "x-warmpath-operator"
@@ -25,6 +26,7 @@ _MOST_NAME: Final = 64
 _BROWSERS: Final = ("origin", "sec-fetch-site")
 _PROXIES: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "via")
 _RESERVED: Final = "controller"
+_TELL_EVERY_S: Final = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +51,20 @@ class Asking(msgspec.Struct, frozen=True):
 class Entry:
     """Admits calls, or says why not. The file of the token is read at each call: a new token counts at once."""
 
-    def __init__(self, token: Path | None, listens_on: str) -> None:
+    def __init__(self, token: Path | None, listens_on: str, clock: Clock | None = None) -> None:
         """What is asked of callers.
 
         Args:
             token: file with the token; None lets in who is on this host.
             listens_on: host that the listener is bound to; empty for a Unix socket.
+            clock: paces what is logged of refused calls.
         """
         self._token = token
         self._local = is_loopback(listens_on)
+        self._clock = clock or SystemClock()
         self._complaint = ""
+        self._refused = 0
+        self._told_at = -_TELL_EVERY_S
 
     async def admit(self, asking: Asking) -> None:
         """Return when the call may go on.
@@ -68,6 +74,13 @@ class Entry:
             ForbiddenError: there is no token, and the call does not come from this host, or may come from a web page.
             TokenUnusableError: the token cannot be read; the log says why.
         """
+        try:
+            await self._admit(asking)
+        except (UnauthorizedError, ForbiddenError) as error:
+            self._tell(asking, error)
+            raise
+
+    async def _admit(self, asking: Asking) -> None:
         if self._token is None:
             if told := refusal(asking, listens_locally=self._local):
                 raise ForbiddenError(told)
@@ -85,6 +98,14 @@ class Entry:
                 "the operator API wants `authorization: Bearer TOKEN`, with the token of the file that this host's "
                 f"{_KEY} names"
             )
+
+    def _tell(self, asking: Asking, error: WarmpathError) -> None:
+        """Log refused calls: somebody may be guessing. One line in ten seconds, or they could fill the log."""
+        self._refused += 1
+        if self._clock.monotonic() - self._told_at >= _TELL_EVERY_S:
+            told = {"peer": asking.peer or "unix", "reason": error.reason, "calls": self._refused}
+            log.warning("calls of the operator API are refused", extra=told)
+            self._refused, self._told_at = 0, self._clock.monotonic()
 
 
 def refusal(asking: Asking, *, listens_locally: bool) -> str:

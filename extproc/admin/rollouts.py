@@ -30,7 +30,7 @@ from extproc.fleet.rollout_documents import Known
 from extproc.fleet.rollouts import Status as Judged
 from extproc.fleet.rollouts import statuses as judgements
 from extproc.rollout import advance
-from extproc.rollout.state import GROUP, Event, Rollout, decode_event, encode, encode_event
+from extproc.rollout.state import GROUP, Event, Rollout, decode_event, encode
 from extproc.state.document_store import Document, Documents
 from extproc.state.endpoint import EndpointState
 from extproc.state.endpoint import decode as decode_state
@@ -39,8 +39,6 @@ from extproc.state.store import Store
 MOST_HISTORY: Final = 1000
 _TRIES: Final = 8
 """The controller, and other operators, may write in between."""
-_LOOK_BACK: Final = 100
-"""Lines of the audit log that are searched for an event."""
 _LINE_ID: Final = re.compile(r"\d{1,20}-\d{1,20}")
 
 log = logging.getLogger(__name__)
@@ -144,7 +142,7 @@ class RolloutCalls:
         def judged(last: Rollout, now: float) -> tuple[Rollout, Event]:
             if ask.step is not None and ask.step != last.step:
                 raise RolloutError(
-                    f"step {ask.step} was judged, but the rollout is at step {last.step}: judge that one"
+                    f"step {ask.step + 1} was judged, but the rollout is at step {last.step + 1}: judge that one"
                 )
             return advance.verdict(last, now, by, _plain(ask.text), passed=ask.verdict == "pass")
 
@@ -226,10 +224,7 @@ class RolloutCalls:
 
     async def _write(self, event: Event) -> None:
         """See that an event is in the audit log. Raises StoreError."""
-        written = await self._store.records(GROUP, event.model, _LOOK_BACK)
-        payload = encode_event(event)
-        if all(each.payload != payload for each in written):
-            await self._store.record(GROUP, event.model, payload, self._config().rollouts.history, 0)
+        await rollout_documents.write_down(self._store, event, self._config().rollouts.history)
 
     def _status(self, name: str, model: Model, documents: Documents, judged: Mapping[str, Judged]) -> Status:
         last = self._last(documents, name)

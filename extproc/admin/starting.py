@@ -6,6 +6,7 @@ from extproc.admin import serving
 from extproc.admin.planning import known
 from extproc.config import Config, Model
 from extproc.errors import RolloutError, UnknownCanaryError, UnknownModelError
+from extproc.rollout.preview import preview as needs_of
 from extproc.rollout.state import ACTIVE, Plan, Rollout, governs
 from extproc.state.endpoint import EndpointState
 
@@ -97,22 +98,25 @@ def _of_plan(config: Config, model: Model, version: str, plan: Plan) -> Iterator
 
 def preview(rollout: Rollout) -> list[str]:
     """What a rollout is going to do that begins so, a line each."""
-    plan = rollout.plan
-    lines = [
-        f"version `{rollout.canary}` of model `{rollout.model}` gets {_percent(rollout.share)} of new conversations now"
-    ]
-    lines += [f"then {_percent(share)}" for share in plan.steps[rollout.step + 1 :]]
-    needs = [f"{plan.hold_s:g} s", f"{plan.min_samples} answers of the canary and of the baseline", "no failed gate"]
-    lines.append(f"each step needs {', '.join(needs)}" + (", and a good verdict" if plan.require_verdict else ""))
-    does = {
-        "rollback": "takes everything from the canary at once",
-        "pause": "stops where it is",
-        "report": "is written down",
-    }
+    plan, needs = rollout.plan, needs_of(rollout.plan)
+    lines = []
+    for at, step in enumerate(needs.steps[rollout.step :]):
+        who = f"version `{rollout.canary}` of model `{rollout.model}` gets" if at == 0 else "then"
+        when = " of new conversations now" if at == 0 else ""
+        some = f" and some {step.requests:,} requests of the model" if step.requests else ""
+        least = f"for {plan.hold_s:g} s{some} at least"
+        lines.append(f"{who} {_percent(step.share)}{when}, {least}")
+    if plan.require_verdict:
+        lines.append("each step waits for a good verdict too")
+    resting = next((step.rests for step in needs.steps if step.rests), ())
+    if resting:
+        lines.append(f"at 100 % no baseline is left for the gates {', '.join(resting)}, which rest")
+    does = {"rollback": "takes everything from it at once", "pause": "stops where it is", "report": "is written down"}
     lines.append(
-        f"a failed gate {does[plan.on_failure]}; false alarms of all gates and steps: {_percent(plan.false_alarms)}"
+        f"a gate that fails {does[plan.on_failure]}; chance of a false alarm, of all gates and steps together: "
+        f"{_percent(plan.false_alarms)}"
     )
-    lines.append(f"{plan.retire_after_s:g} s after the last step, conversations leave the old version")
+    lines.append(f"{plan.retire_after_s:g} s after the last step, conversations leave the other versions")
     return lines
 
 

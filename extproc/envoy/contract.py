@@ -4,10 +4,12 @@ The servicers know nothing of stores, profiles or policies; `router.Router` impl
 `worker` hands observations to whoever learns from them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
+
+from extproc.config_rollouts import SHADOW_CLUSTERS
 
 DESTINATION = "x-gateway-destination-endpoint"
 """Header and `envoy.lb` metadata key of the Endpoint Picker Protocol: ordered `ip:port[,ip:port...]`."""
@@ -69,7 +71,7 @@ NOT_READY_AFTER = 2
 
 def shadow_cluster(pool: str) -> str:
     """Name of the Envoy cluster that requests are mirrored to which a pool gets as a shadow."""
-    return f"warmpath_shadow_{pool}"
+    return f"{SHADOW_CLUSTERS}{pool}"
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False):
@@ -87,7 +89,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
     status: int
     headers: Mapping[str, str]
     began_at: float
-    pieces: Sequence[tuple[float, bytes]]
+    pieces: tuple[tuple[float, bytes], ...]
     over_at: float
     complete: bool
 

@@ -144,8 +144,14 @@ class _Taking:
 async def _messages(first: pb.ProcessingRequest, context: Context) -> AsyncIterator[pb.ProcessingRequest]:
     yield first
     while isinstance(raw := await context.read(), bytes):  # else grpc.aio.EOF
-        with contextlib.suppress(DecodeError):
-            yield pb.ProcessingRequest.FromString(raw)
+        if (message := _read(raw)) is not None:
+            yield message
+
+
+def _read(raw: bytes) -> pb.ProcessingRequest | None:
+    with contextlib.suppress(DecodeError):
+        return pb.ProcessingRequest.FromString(raw)
+    return None
 
 
 def _charge_of(first: pb.ProcessingRequest) -> str:

@@ -50,7 +50,7 @@ from envoy_data_plane.xds.type.matcher.v3 import (
 )
 
 from extproc.config import Config
-from extproc.config_rollouts import ShadowMode
+from extproc.config_rollouts import CAPTURE_CLUSTER, ShadowMode
 from extproc.envoy.contract import (
     CAPTURE_HEADER,
     DESTINATION,
@@ -65,8 +65,6 @@ from extproc.envoy.render_parts import extension, grpc_service, seconds
 
 CAPTURE = "warmpath.capture"
 """Name of the filter that copies answers."""
-CAPTURE_CLUSTER = "warmpath_captures"
-"""The workers once more, for copies: what goes wrong with these must not touch decisions."""
 _COPY_BUFFER = 16 << 20
 """Bytes of copies that Envoy keeps for a worker that does not read. Envoy slows the engine down for whoever has used
 them up: with its default of 1 MiB, a frozen worker held up an answer of 1.6 MB for 11 s (Envoy 1.40)."""

@@ -1,13 +1,17 @@
-"""Documents of rollouts as replicas remember them, and which of two is the newer one."""
+"""Documents of rollouts as replicas remember them, which of two is the newer one, and the line that each stands for."""
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from extproc.errors import StoreError
-from extproc.rollout.state import Rollout, decode
-from extproc.state.document_store import Documents
+from extproc.rollout.state import GROUP, Event, Rollout, decode, encode_event
+from extproc.state.document_store import Documents, DocumentStore
+
+_LOOK_BACK: Final = 100
+"""Lines of the audit log that are searched for an event: more are not written while one waits."""
 
 log = logging.getLogger(__name__)
 
@@ -84,3 +88,11 @@ def newer(found: Known, known: Known) -> bool:
     if found.revision >= known.revision:
         return True
     return found.rollout.id != known.rollout.id and found.rollout.started > known.rollout.started
+
+
+async def write_down(store: DocumentStore, event: Event, history: int) -> None:
+    """See that an event is in the audit log, of which so many lines are kept. Raises StoreError."""
+    payload = encode_event(event)
+    written = await store.records(GROUP, event.model, _LOOK_BACK)
+    if all(line.payload != payload for line in written):
+        await store.record(GROUP, event.model, payload, history, 0)

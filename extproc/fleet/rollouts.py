@@ -20,14 +20,15 @@ from typing import Final
 import msgspec
 
 from extproc.clock import Clock
-from extproc.config import Config
+from extproc.config import Config, Model
+from extproc.config_rollouts import Rollouts
 from extproc.errors import StoreError
 from extproc.fleet.holding import Holding
-from extproc.fleet.rollout_documents import Known, Remembered
+from extproc.fleet.rollout_documents import Known, Remembered, write_down
 from extproc.rollout.advance import CONTROLLER, advance, elapsed_s
 from extproc.rollout.evidence import merge
 from extproc.rollout.gates import Judgement, judge
-from extproc.rollout.state import ACTIVE, GROUP, Event, Rollout, decode_event, encode, encode_event, evidence_name
+from extproc.rollout.state import ACTIVE, GROUP, Event, Rollout, encode, evidence_name
 from extproc.state.document_store import Document, Documents, DocumentStore
 from extproc.state.keys import shard
 from extproc.telemetry.rollout_metrics import GateView, RolloutMetrics, RolloutView
@@ -41,8 +42,6 @@ _JITTER: Final = 0.1
 JUDGEMENTS: Final = "judgements"
 """Name of the parts in which the acting keeper publishes how it judges, by model."""
 _JUDGED_MS: Final = 60_000
-_LOOK_BACK: Final = 100
-"""Lines of the audit log that are searched for an event, when this keeper did not write it itself."""
 _GRACE_S: Final = 2.0
 """How long the author of an event has to write it down himself."""
 _MOST_PUT_BACK: Final = 100
@@ -78,7 +77,7 @@ async def statuses(store: DocumentStore) -> dict[str, Status]:
     for model, payload in (await store.parts(GROUP, JUDGEMENTS)).items():
         try:
             found[model] = _read_status(payload)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             log.debug("a judgement cannot be read", extra={"model": model})
     return found
 
@@ -102,7 +101,8 @@ class Controller:
         self._metrics = metrics
         self._clock = clock
         self._chance = chance
-        self._config: Config | None = None
+        self._models: Mapping[str, Model] = {}
+        self._history = Rollouts().history
         self._remembered = Remembered()
         self._written: dict[str, Event] = {}
         self._judged: dict[str, Judgement] = {}
@@ -111,9 +111,10 @@ class Controller:
 
     def apply(self, config: Config) -> None:
         """Take a changed configuration."""
-        self._config = config
+        self._models = {name: model for name, model in config.models.items() if model.versions}
+        self._history = config.rollouts.history
         self._holding.apply(config)
-        self._metrics.may_happen([name for name, model in config.models.items() if model.versions])
+        self._metrics.may_happen(self._models)
 
     def known(self) -> Mapping[str, Known]:
         """The newest document of each model that this keeper has seen, whether the store still has it or not."""
@@ -132,7 +133,7 @@ class Controller:
 
     async def round(self) -> None:
         """Look at all rollouts once, and move those on that are this keeper's. Never raises."""
-        if self._config is None or not any(model.versions for model in self._config.models.values()):
+        if not self._models:
             return
         try:
             documents = await self._store.documents(GROUP)
@@ -160,7 +161,7 @@ class Controller:
 
     def _serves(self, rollout: Rollout) -> bool:
         """Whether the configuration has what a rollout is about; one that it has not is left alone."""
-        model = self._config.models.get(rollout.model) if self._config else None
+        model = self._models.get(rollout.model)
         if model is not None and rollout.canary in model.versions:
             self._complain(f"{rollout.model} {rollout.id}", "")
             return True
@@ -227,15 +228,7 @@ class Controller:
         """See that an event is in the audit log. Raises StoreError."""
         if self._written.get(event.model) == event:
             return
-        for entry in await self._store.records(GROUP, event.model, _LOOK_BACK):
-            try:
-                if decode_event(entry.payload) == event:
-                    break
-            except StoreError:
-                log.debug("a line of the audit log cannot be read", extra={"model": event.model, "line": entry.id})
-        else:
-            history = self._config.rollouts.history if self._config else _LOOK_BACK
-            await self._store.record(GROUP, event.model, encode_event(event), history, 0)
+        await write_down(self._store, event, self._history)
         self._written[event.model] = event
 
     def _noticed(self, before: Known | None, rollout: Rollout) -> None:

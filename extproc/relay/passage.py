@@ -24,6 +24,8 @@ _FAILED: Final = 500
 _REASON: Final = "x-warmpath-reason"
 _FALLBACK: Final = "x-warmpath-fallback"
 """Response header that names the model that answers in place of a saturated one."""
+_VERSION: Final = "x-warmpath-version"
+"""Response header that names the version that answers, of a model with several."""
 _PAUSE_S: Final = 0.1
 """Wait before another engine is asked after one that took nothing over; it doubles each time."""
 
@@ -48,6 +50,7 @@ class Passage:
         self._head: Headers = {}
         self._served = ""
         self._model = asked.model
+        self._version = ""
         self._continued = False
 
     async def run(self, gateway: Gateway, client: Client, room: Room, metrics: RelayMetrics) -> web.StreamResponse:
@@ -227,12 +230,12 @@ class Passage:
         """An answer is continued by the model that began it, be that the client's or one that answers in its place.
 
         Raises:
-            Lost: another model would continue it.
+            Lost: another model, or another version of it, would continue it.
         """
-        instead = reply.headers.get(_FALLBACK, "")
+        instead, version = reply.headers.get(_FALLBACK, ""), reply.headers.get(_VERSION, "")
         if sending.form == "whole":
-            self._model = instead or self._asked.model
-        elif instead:
+            self._model, self._version = instead or self._asked.model, version
+        elif instead or version != self._version:
             raise Lost("failed")
 
     def _died(self, lost: Lost) -> Lost:

@@ -113,8 +113,13 @@ def advance(rollout: Rollout, judgement: Judgement, now: float) -> tuple[Rollout
     return _further(replace(rollout, before=judgement.before), now, CONTROLLER, "", _totals(judgement))
 
 
-def promote(rollout: Rollout, now: float, by: str, text: str = "", *, full: bool = False) -> tuple[Rollout, Event]:
+def promote(
+    rollout: Rollout, now: float, by: str, text: str = "", *, full: bool = False, judgement: Judgement | None = None
+) -> tuple[Rollout, Event]:
     """Go on to the next step at once, or to 100 % where `full`; retire the old version where it is at 100 % already.
+
+    A judgement of the step that ends, where there is one, keeps what its baseline did: rates are compared with it at
+    100 %.
 
     Raises:
         RolloutError: it is over.
@@ -122,6 +127,8 @@ def promote(rollout: Rollout, now: float, by: str, text: str = "", *, full: bool
     _expect(rollout, "promoted", "running", "paused", "promoted")
     if rollout.phase == "promoted":
         return _retired(rollout, now, by, text)
+    if judgement is not None and judgement.epoch == rollout.epoch:
+        rollout = replace(rollout, before=judgement.before)
     last = len(rollout.plan.steps) - 1
     step = last - 1 if full and rollout.step < last else rollout.step
     return _further(replace(rollout, step=step), now, by, text, {})

@@ -19,7 +19,6 @@ RANK_BETS: Final = (1.0, 2.0, 4.0)
 _CACHED: Final = 8192
 
 
-@lru_cache(maxsize=_CACHED)
 def events_log(group: int, canary: int, events: int, found: int, odds: float) -> float:
     """Log of the likelihood ratio of Fisher's noncentral hypergeometric distribution against the central one.
 
@@ -30,8 +29,15 @@ def events_log(group: int, canary: int, events: int, found: int, odds: float) ->
         found: those of the canary with an event.
         odds: odds ratio that is bet on; over 1 for a canary with more events.
     """
-    weights = (1.0,) * (group - events) + (odds,) * events
-    return found * math.log(odds) - math.log(mean_product(weights, canary))
+    return found * math.log(odds) - events_log_mean(group, canary, events, odds)
+
+
+@lru_cache(maxsize=_CACHED)
+def events_log_mean(group: int, canary: int, events: int, odds: float) -> float:
+    """Log of the mean, over all assignments of labels, of the odds to the power of the canary's events."""
+    found = range(max(0, canary + events - group), min(canary, events) + 1)
+    ways = sum(math.comb(events, some) * math.comb(group - events, canary - some) * odds**some for some in found)
+    return math.log(ways / math.comb(group, canary))
 
 
 @lru_cache(maxsize=_CACHED)

@@ -60,4 +60,4 @@ def preview(plan: Plan) -> Preview:
 
 def _requests(plan: Plan, share: float) -> int:
     rarer = min(share, 1.0 - share) if share < 1.0 else 1.0
-    return math.ceil(plan.min_samples / rarer)
+    return math.ceil(round(plan.min_samples / rarer, 6))

@@ -112,6 +112,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.id}-{self.step}"
 
 
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _pack = msgspec.json.Encoder().encode
 _read = msgspec.json.Decoder(Rollout).decode
 _read_event = msgspec.json.Decoder(Event).decode
@@ -126,7 +127,7 @@ def decode(payload: bytes) -> Rollout:
     """The rollout that bytes of the store stand for. Raises StoreError for others."""
     try:
         return _read(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except _UNREADABLE as error:
         raise StoreError(f"a rollout in the store cannot be read: {error}") from error
 
 
@@ -139,7 +140,7 @@ def decode_event(payload: bytes) -> Event:
     """The event that bytes of the store stand for. Raises StoreError for others."""
     try:
         return _read_event(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except _UNREADABLE as error:
         raise StoreError(f"an event in the store cannot be read: {error}") from error
 
 

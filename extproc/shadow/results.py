@@ -14,6 +14,8 @@ from extproc.shadow.result import Result, decode, encode
 GROUP: Final = "shadow"
 """Group of the store's records; each model has its own."""
 _PAGE: Final = 500
+_LONGEST_MS: Final = 1e13
+"""Three hundred years: `keep_s` may be endless, a number of the store may not."""
 
 
 class Entry(Protocol):
@@ -65,7 +67,7 @@ class Results:
             StoreError: it could not be kept; the text says why.
         """
         if not shadow.folder:
-            keep_ms = max(1, int(shadow.keep_s * 1000))
+            keep_ms = max(1, int(min(shadow.keep_s * 1000, _LONGEST_MS)))
             await self._store.record(GROUP, result.model, encode(result), shadow.max_results, keep_ms)
             return
         folder = self._folders.get(shadow.folder)

@@ -22,7 +22,9 @@ from tests.bench import (
     precise,
     quotas,
     replay,
+    rollouts,
     scaling,
+    shadows,
     simulator,
     store,
     tokens,
@@ -47,6 +49,8 @@ BENCHES: dict[str, Bench] = {
     "tokens": tokens.bench,
     "precise": precise.bench,
     "overload": overload.bench,
+    "rollouts": rollouts.bench,
+    "shadows": shadows.bench,
 }
 
 

@@ -271,12 +271,13 @@ async def gateway(
     engines: Sequence[str],
     *,
     pool: Mapping[str, Any] | None = None,
+    pools: Mapping[str, Any] | None = None,
     models: Mapping[str, Any] | None = None,
     relay: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Gateway]:
     """Start Warmpath in front of engines; `folder` takes its configuration.
 
-    `pool` is added to the settings of the pool `main`, `models` to those of the models; `relay` is that section.
+    `pool` is added to the settings of the pool `main`, `pools` and `models` to those sections; `relay` is that section.
 
     Time limits are far above their defaults: with two engines, Envoy and the sidecar on two cores, a late decision
     says nothing about Warmpath and would make Envoy or the worker go on without the knowledge that is tested here.
@@ -286,6 +287,7 @@ async def gateway(
         "models": {model: {"pool": "main"}, **(models or {})},
         "pools": {
             "main": {"endpoints": list(engines), "prefill_tokens_per_s": PREFILL_TOKENS_PER_S, **(pool or {})},
+            **(pools or {}),
         },
         "gateway": {
             "listen": f"127.0.0.1:{free_port()}",

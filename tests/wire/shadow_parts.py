@@ -3,25 +3,29 @@
 import asyncio
 import contextlib
 import io
+import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import aiohttp
+import grpc
 from aiohttp import web
 from envoy.config.endpoint.v3 import endpoint_pb2
 
+from extproc import inner
 from extproc.clock import SystemClock
 from extproc.config import Config, Gateway, Model, Pool, Shadow, Sidecar, Timeouts, Version
 from extproc.config_gateway import BodyMode
 from extproc.config_rollouts import ShadowMode
-from extproc.envoy.contract import Call, Copy, Decision
+from extproc.envoy.contract import Call, Copy, Decider, Decision
 from extproc.envoy.copies import Copies
 from extproc.envoy.health import Health
 from extproc.envoy.processor import Limits, Processor
 from extproc.envoy.server import bind, make_server, stop
+from extproc.handing_on import HandingOn
 from tests.ports import free_port
 from tests.waiting import until_async
 from tests.wire.envoy import RunningEnvoy, running_envoy
@@ -46,6 +50,8 @@ class Engine:
         got: requests, in order.
         wait_s: how long it takes to begin an answer.
         deaf: it takes connections and reads nothing.
+        cut: it breaks its answers off.
+        words: what it answers instead, as the stream of a chat; empty for pieces.
     """
 
     def __init__(self) -> None:
@@ -54,6 +60,7 @@ class Engine:
         self.wait_s = 0.0
         self.deaf = False
         self.cut = False
+        self.words: list[str] = []
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -86,12 +93,22 @@ class Engine:
         asked = request.query
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
-        for index in range(int(asked.get("n", 3))):
-            await answer.write(piece(index, int(asked.get("size", 100))))
+        pieces = [piece(index, int(asked.get("size", 100))) for index in range(int(asked.get("n", 3)))]
+        for each in events(self.words) if self.words else pieces:
+            await answer.write(each)
             await asyncio.sleep(float(asked.get("gap", 0.0)))
             if self.cut and request.transport is not None:
                 request.transport.abort()
         return answer
+
+
+def events(words: Sequence[str]) -> list[bytes]:
+    """A chat's stream: a chunk each word, its end, and how many tokens it had."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    chunks.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": len(words)}})
+    told = [b"data: " + json.dumps({"object": "chat.completion.chunk", **each}).encode() + b"\n\n" for each in chunks]
+    return [*told, b"data: [DONE]\n\n"]
 
 
 def piece(index: int, size: int) -> bytes:
@@ -133,18 +150,26 @@ class Desk:
 
     Attributes:
         headers: further request headers.
+        metadata: metadata of its decisions.
         decided: how many were.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str | float] = field(default_factory=dict)
     decided: int = 0
+    replica: str = "r"
     asked: list[Call] = field(default_factory=list)
 
     async def decide(self, call: Call) -> Decision:
         """See `Decider.decide`."""
         self.decided += 1
         self.asked.append(call)
-        return Decision(pool="old", charge_id=f"r-{self.decided}", headers=dict(self.headers))
+        return Decision(
+            pool="old",
+            charge_id=f"{self.replica}-{self.decided}",
+            metadata=dict(self.metadata),
+            headers=dict(self.headers),
+        )
 
     async def served(self, decision: Decision, served: str) -> None:
         """See `Decider.served`."""
@@ -153,17 +178,34 @@ class Desk:
         """See `Decider.settle`."""
 
 
+Wrap = Callable[[Desk, Copies, Config], Decider]
+"""Makes what decides of a desk."""
+
+
+def _as_it_is(desk: Desk, _copies: Copies, _config: Config) -> Decider:
+    return desk
+
+
 @dataclass
 class Stand:
     """Everything that runs."""
 
     envoy: RunningEnvoy
     http: aiohttp.ClientSession
-    desk: Desk
-    copies: Copies
+    workers: list["Worker"]
     old: Engine
     new: Engine
     config: Config
+
+    @property
+    def desk(self) -> Desk:
+        """Who decides at the first worker."""
+        return self.workers[0].desk
+
+    @property
+    def copies(self) -> Copies:
+        """Copies of the first worker."""
+        return self.workers[0].copies
 
     async def ask(
         self, query: str = "", *, body: bytes = b'{"model":"m"}', headers: Mapping[str, str] | None = None
@@ -173,13 +215,15 @@ class Stand:
             return answer.status, await answer.read(), {name.lower(): value for name, value in answer.headers.items()}
 
 
-def config_of(folder: str, pools: Mapping[str, str], mode: ShadowMode, body_mode: BodyMode, most: int) -> Config:
+def config_of(
+    folder: str, pools: Mapping[str, str], mode: ShadowMode, body_mode: BodyMode, most: int, workers: int = 1
+) -> Config:
     """A model with two versions, of which the second is the shadow."""
     return Config(
         models={
             "m": Model(
                 versions={"old": Version(pool="old", weight=1.0), "new": Version(pool="new")},
-                shadow=Shadow(version="new", mode=mode, max_concurrent=most),
+                shadow=Shadow(version="new", mode=mode, share=1.0, max_concurrent=most, timeout_s=5.0, keep="answers"),
             )
         },
         pools={name: Pool(endpoints=[address]) for name, address in pools.items()},
@@ -190,19 +234,70 @@ def config_of(folder: str, pools: Mapping[str, str], mode: ShadowMode, body_mode
             message_timeout_ms=20_000,
             listen=f"127.0.0.1:{free_port()}",
             admin=f"127.0.0.1:{free_port()}",
-            sidecar=Sidecar(socket_dir=folder, workers=1),
+            sidecar=Sidecar(socket_dir=folder, workers=workers),
         ),
     )
 
 
+class Worker:
+    """The services of one worker that shadows need.
+
+    Attributes:
+        copies: takes copies.
+        desk: decides.
+    """
+
+    def __init__(self, index: int, config: Config, wrap: Wrap) -> None:
+        self.copies = Copies(SystemClock(), grace_s=7.0)
+        self.desk = Desk(replica=f"r{index}" if index else "r")
+        folder = config.gateway.sidecar.socket_dir
+        addresses = [f"unix:{folder}/worker-{each}.sock" for each in range(config.gateway.sidecar.workers)]
+        self.handing_on = HandingOn(self.copies, self.desk.replica, _always(addresses), SystemClock())
+        self._address = addresses[index]
+        limits = Limits(body_mode=config.gateway.body_mode)
+        self._processor = Processor(wrap(self.desk, self.copies, config), limits, self.copies)
+        self.health = Health()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen, ready from the start."""
+
+        async def ended(_told: Mapping[str, str]) -> str:
+            return self.desk.replica
+
+        others = inner.handler(bytes, None, ended, self.handing_on.taken)  # type: ignore[arg-type]
+        server = make_server([self._processor.handler(), self.health.handler(), others], max_body_bytes=64 * MIB)
+        bind(server, self._address)
+        await server.start()
+        self._server = server
+        self.health.set_ready(True)
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._server is not None:
+            await stop(self._server, self.health, drain_s=0.1)
+        await self.handing_on.close()
+
+
+def _always(addresses: Sequence[str]) -> Callable[[], Awaitable[Sequence[str]]]:
+    async def resolve() -> Sequence[str]:
+        return addresses
+
+    return resolve
+
+
 @contextlib.asynccontextmanager
-async def running_stand(mode: ShadowMode, body_mode: BodyMode = "buffered", most: int = 8) -> AsyncIterator[Stand]:
+async def running_stand(
+    mode: ShadowMode, body_mode: BodyMode = "buffered", most: int = 8, workers: int = 1, wrap: Wrap = _as_it_is
+) -> AsyncIterator[Stand]:
     """Run it all.
 
     Args:
         mode: mode of the shadow.
-        body_mode: how Envoy sends bodies to the worker.
+        body_mode: how Envoy sends bodies to the workers.
         most: `shadow.max_concurrent`.
+        workers: how many.
+        wrap: makes what decides of a worker's desk.
     """
     folder = tempfile.mkdtemp(prefix="wp-")
     async with contextlib.AsyncExitStack() as cleanup:
@@ -212,28 +307,26 @@ async def running_stand(mode: ShadowMode, body_mode: BodyMode = "buffered", most
             await engine.start()
             cleanup.push_async_callback(engine.stop)
         pools = {"old": old.address, "new": new.address}
-        config = config_of(folder, pools, mode, body_mode, most)
+        config = config_of(folder, pools, mode, body_mode, most, workers)
         keeper = Members(pools)
         await keeper.start(f"{folder}/keeper.sock")
         cleanup.push_async_callback(keeper.stop)
-        desk, copies = Desk(), Copies(SystemClock(), grace_s=7.0)
-        processor = Processor(desk, Limits(body_mode=body_mode), copies)
-        health = Health()
-        server = make_server([processor.handler(), health.handler()], max_body_bytes=64 * MIB)
-        bind(server, f"unix:{Path(folder) / 'worker-0.sock'}")
-        await server.start()
-        health.set_ready(True)
-        cleanup.push_async_callback(stop, server, health, drain_s=0.1)
+        staff = [Worker(index, config, wrap) for index in range(workers)]
+        for worker in staff:
+            await worker.start()
+            cleanup.push_async_callback(worker.stop)
         envoy = await cleanup.enter_async_context(running_envoy(config))
         http = await cleanup.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        stand = Stand(envoy, http, desk, copies, old, new, config)
+        stand = Stand(envoy, http, staff, old, new, config)
 
         async def serves() -> bool:
-            before = desk.decided
+            before = [worker.desk.decided for worker in staff]
             status, _, _ = await stand.ask("n=1")
-            return status == 200 and desk.decided > before
+            return status == 200 and [worker.desk.decided for worker in staff] != before
 
         await until_async(serves)
-        old.got.clear()
-        desk.asked.clear()
+        for engine in (old, new):
+            engine.got.clear()
+        for worker in staff:
+            worker.desk.asked.clear()
         yield stand

@@ -5,10 +5,11 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 
 from tests.acceptance.journal import Journal
@@ -108,13 +109,22 @@ class Stand:
 
     async def phase(self, *phases: str, patience_s: float = PATIENCE_S) -> Any:
         """Wait until the rollout is in one of these phases; the rollout then."""
+
+        def there(rollout: Any) -> bool:
+            return rollout["phase"] in phases
+
+        return await self.when(there, patience_s)
+
+    async def when(self, true: Callable[[Any], bool], patience_s: float = PATIENCE_S) -> Any:
+        """Wait until something is true of the rollout, as a keeper tells it once it does; the rollout then."""
         found: list[Any] = []
 
-        async def there() -> bool:
-            found.append((await self.status())["rollout"])
-            return found[-1] is not None and found[-1]["phase"] in phases
+        async def so() -> bool:
+            with contextlib.suppress(aiohttp.ClientError, AssertionError):
+                found.append((await self.status())["rollout"])
+            return bool(found and found[-1] and true(found[-1]))
 
-        await until_async(there, patience_s)
+        await until_async(so, patience_s)
         return found[-1]
 
     async def events(self) -> list[Any]:

@@ -47,6 +47,14 @@ async def version_at(here: Stand, worker: Gateway, session: str) -> str:
     )
 
 
+async def on_the_new(here: Stand, worker: Gateway) -> str:
+    """A session that gets the new version."""
+    for number in range(1000):
+        if await version_at(here, worker, f"probe {number}") == NEW:
+            return f"probe {number}"
+    raise AssertionError("no session of a thousand gets the new version")
+
+
 @contextlib.asynccontextmanager
 async def watched(here: Stand, workers: Sequence[Gateway], session: str) -> AsyncIterator[list[list[Look]]]:
     """Look, all the time, which version each worker gives to a session."""
@@ -74,8 +82,7 @@ async def test_a_rollback_holds_at_every_replica_and_fails_no_request(here: Stan
         people = await cleanup.enter_async_context(People([here.url], Habits(rate=RATE)))
         await here.start("--steps", "25,100", "--hold", "3600", "--min-samples", "0")
         await until(lambda: people.by_version().get(NEW, 0) >= 30)
-        names = (f"probe {number}" for number in range(1000))
-        session = [name for name in names if await version_at(here, workers[0], name) == NEW][0]
+        session = await on_the_new(here, workers[0])
         looks = await cleanup.enter_async_context(watched(here, workers, session))
         await people.more(50)
         await here.done("verdict", MODEL, "fail", "--text", "it answers in rhymes")

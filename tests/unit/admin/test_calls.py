@@ -39,7 +39,9 @@ async def test_a_start_is_kept_with_who_did_it() -> None:
     assert (kept.revision, rollout) == (1, told.rollout)
     assert (rollout.id, rollout.canary, rollout.share, rollout.phase) == ("r1", "v2", 0.1, "running")
     assert (rollout.started, dict(rollout.base)) == (1_800_000_000.0, {"v1": 1.0, "v2": 0.0})
-    assert told.preview[0] == "version `v2` of model `chat` gets 10 % of new conversations now"
+    assert told.preview[0].startswith(
+        "version `v2` of model `chat` gets 10 % of new conversations now, for 5 s and some 1,000 "
+    )
     [line] = (await at.calls.history("chat")).events
     assert (line.event.what, line.event.by, line.event.share) == ("started", "ann", 0.1)
 
@@ -163,7 +165,7 @@ async def test_what_does_not_fit_is_a_conflict() -> None:
     await started(at)
     with pytest.raises(RolloutError, match="`r0` was meant, but `r1` is the last"):
         await at.calls.abort("chat", Change(rollout="r0"), "ann")
-    with pytest.raises(RolloutError, match="step 3 was judged, but the rollout is at step 0"):
+    with pytest.raises(RolloutError, match="step 4 was judged, but the rollout is at step 1"):
         await at.calls.verdict("chat", Verdict(verdict="fail", step=3), "ci")
     with pytest.raises(RolloutError, match="is running and cannot be resumed"):
         await at.calls.resume("chat", Change(), "ann")

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.admin.entry import Asking, Entry, is_loopback, operator, read_token, refusal
-from extproc.errors import ConfigError, TokenUnusableError, UnauthorizedError
+from extproc.clock import ManualClock
+from extproc.errors import ConfigError, ForbiddenError, TokenUnusableError, UnauthorizedError
 
 TOKEN = "0123456789abcdef"  # noqa: S105 -- of these tests
 JSON = {"host": "127.0.0.1:9103", "content-type": "application/json"}
@@ -65,6 +66,27 @@ def test_a_listener_for_others_takes_no_calls_without_a_token() -> None:
 def test_web_pages_and_proxies_change_nothing_without_a_token(header: str, value: str) -> None:
     """A page in a browser on this host connects from loopback too; so does a proxy that stands here."""
     assert refusal(asking(**{header: value}), listens_locally=True)
+
+
+async def test_a_refusal_is_an_error_of_the_tree() -> None:
+    """Without a token a call is let in, or forbidden."""
+    await Entry(None, "127.0.0.1").admit(asking())
+    with pytest.raises(ForbiddenError):
+        await Entry(None, "10.0.0.1").admit(asking())
+
+
+async def test_refused_calls_are_logged_and_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """At once, and then every ten seconds with how many there were; nothing of what was shown."""
+    clock = ManualClock()
+    entry = Entry(None, "127.0.0.1", clock)
+    with caplog.at_level(logging.WARNING):
+        for at in range(25):
+            with pytest.raises(ForbiddenError):
+                await entry.admit(asking("10.0.0.7", authorization=f"Bearer {TOKEN}"))
+            clock.advance(1.0 if at else 0.0)
+    said = [(record.__dict__["peer"], record.__dict__["calls"]) for record in caplog.records]
+    assert said == [("10.0.0.7", 1), ("10.0.0.7", 11), ("10.0.0.7", 10)]
+    assert TOKEN not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,66 +2,26 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from extproc.admin import rollout_pages
-from extproc.admin.entry import Entry
 from extproc.admin.rollout_pages import MOST_BODY
 from extproc.admin.rollouts import RolloutCalls
+from extproc.admin.values import Start
 from extproc.errors import StoreError
-from tests.unit.admin.stage import POOLS, Stage, config, stage
+from tests.unit.admin.served import JSON, serving
+from tests.unit.admin.stage import POOLS, config, stage
 
 TOKEN = "0123456789abcdef"  # noqa: S105 -- of these tests
-JSON = {"content-type": "application/json"}
 CHANGES = ["start", "promote", "pause", "resume", "abort", "verdict"]
-
-
-class Api:
-    """A running listener, and a client of it."""
-
-    def __init__(self, at: Stage, url: str, http: aiohttp.ClientSession) -> None:
-        self.at = at
-        self.url = url
-        self.http = http
-
-    async def get(self, path: str = "", **headers: str) -> tuple[int, Any]:
-        """Status and JSON of a page below `/v1/rollouts`, its path as it is."""
-        async with self.http.get(URL(f"{self.url}{path}", encoded=True), headers=headers) as answer:
-            return answer.status, await answer.json()
-
-    async def post(self, path: str, body: object = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """The same with a body: bytes as they are, anything else as JSON."""
-        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        url = URL(f"{self.url}{path}", encoded=True)
-        async with self.http.post(url, data=data, headers=JSON if headers is None else headers) as answer:
-            return answer.status, await answer.json()
-
-
-@contextlib.asynccontextmanager
-async def serving(at: Stage, calls: RolloutCalls | None = None, token: Path | None = None) -> AsyncIterator[Api]:
-    """The pages on a free port."""
-    app = web.Application()
-    app.add_routes(rollout_pages.routes(calls or at.calls, Entry(token, "127.0.0.1")))
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        async with aiohttp.ClientSession() as http:
-            yield Api(at, f"http://127.0.0.1:{port}/v1/rollouts", http)
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_rollout_from_start_to_abort() -> None:
@@ -217,6 +177,37 @@ async def test_a_body_that_never_ends_is_cut_off() -> None:
         with contextlib.suppress(aiohttp.ClientError):
             async with api.http.post(f"{api.url}/chat/pause", data=endless(), headers=JSON) as answer:
                 assert answer.status == 413
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"content-encoding: gzip\r\ncontent-length: 4\r\n\r\nnope",
+        b"content-encoding: br\r\ncontent-length: 2\r\n\r\n{}",
+        b"content-length: 5\r\n\r\n{}",
+    ],
+)
+async def test_a_body_that_is_not_what_its_headers_say_is_refused(sent: bytes) -> None:
+    """Or its client is gone, and nobody is told; in neither case anything is changed, or the page broken."""
+    at = await stage()
+    await at.calls.start("chat", Start(to="v2"), "ann")
+    async with serving(at) as api:
+        reader, writer = await asyncio.open_connection("127.0.0.1", URL(api.url).port)
+        head = b"POST /v1/rollouts/chat/pause HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(head + sent)
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        assert answer == b"" or answer.split(b" ", 2)[1] == b"400", answer
+        assert (await api.get("/chat"))[1]["statuses"][0]["rollout"]["phase"] == "running"
+
+
+async def test_a_small_body_that_unpacks_to_a_large_one_is_cut_off() -> None:
+    """64 KiB are counted after unpacking."""
+    async with serving(await stage()) as api:
+        packed = {**JSON, "content-encoding": "gzip"}
+        assert (await api.post("/chat/pause", gzip.compress(b" " * 50_000_000), packed))[0] == 413
 
 
 _VALUES = st.recursive(

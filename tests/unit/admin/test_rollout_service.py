@@ -101,7 +101,8 @@ async def test_a_dry_run_changes_nothing() -> None:
     at = await stage()
     async with serving(at) as client:
         told = await client("Start", pb.StartRequest(model="chat", to="v2", dry_run=True))
-    assert (told.dry_run, told.preview[0]) == (True, "version `v2` of model `chat` gets 1 % of new conversations now")
+    assert told.dry_run
+    assert told.preview[0].startswith("version `v2` of model `chat` gets 1 % of new conversations now, for 600 s")
     assert (await at.kept()).found == {}
 
 

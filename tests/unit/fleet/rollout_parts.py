@@ -63,6 +63,7 @@ class Shelf(MemoryStore):
         down: no call is answered.
         record_down: nothing can be recorded.
         asked: how often documents were asked for.
+        searched: how often records were.
         puts: parts that were put.
     """
 
@@ -70,7 +71,7 @@ class Shelf(MemoryStore):
         super().__init__(clock)
         self.clock = clock
         self.down = self.record_down = False
-        self.asked = 0
+        self.asked = self.searched = 0
         self.puts: list[tuple[str, str]] = []
 
     def _answer(self) -> None:
@@ -108,6 +109,7 @@ class Shelf(MemoryStore):
 
     async def records(self, group: str, name: str, limit: int, before: str = "") -> Sequence[FeedEntry]:
         """See `Store.records`."""
+        self.searched += 1
         self._answer()
         return await super().records(group, name, limit, before)
 

@@ -2,11 +2,12 @@
 
 import itertools
 import logging
+from collections.abc import Mapping
 
 import msgspec
 import pytest
 
-from extproc.fleet.rollouts import JUDGEMENTS, statuses
+from extproc.fleet.rollouts import JUDGEMENTS, SHARD, statuses
 from extproc.rollout import advance
 from extproc.rollout.state import GROUP, encode, evidence_name
 from extproc.state.document_store import Document
@@ -60,8 +61,12 @@ async def test_of_two_keepers_one_acts(shelf: Shelf) -> None:
     """Both look, one holds the model; steps and lines are as with one."""
     await shelf.put(started(shelf.clock.now))
     keepers = [Keeper(shelf, name) for name in ("k1", "k2")]
-    await rounds(shelf, keepers, 60.0)
+    judges = set()
+    for _ in range(120):
+        await rounds(shelf, keepers, 0.5)
+        judges |= {each.keeper for each in (await statuses(shelf)).values()}
     assert [event.what for event in await shelf.log()] == WHOLE
+    assert {keeper.holding.holder for keeper in keepers if keeper.holding.held(SHARD)} == judges
     held = [sum('rollout_controlled{model="m"} 1.0' in line for line in keeper.page()) for keeper in keepers]
     assert sorted(held) == [0, 1]
     assert all('warmpath_rollout_phase{model="m",phase="retired"} 1.0' in keeper.page() for keeper in keepers)
@@ -88,10 +93,39 @@ async def test_a_keeper_that_was_frozen_changes_nothing_when_it_wakes(shelf: She
     await rounds(shelf, [first, second], 5.0)
     await rounds(shelf, [second], 25.0)
     before = await shelf.kept()
+    assert any("warmpath_rollout_samples{" in line for line in first.page())
     await first.controller.round()
     assert await shelf.kept() == before
+    assert not any("warmpath_rollout_samples{" in line for line in first.page())
     await rounds(shelf, [first, second], 40.0)
     assert [event.what for event in await shelf.log()] == WHOLE
+
+
+async def test_a_lease_that_ends_while_it_judges_is_not_acted_on(shelf: Shelf) -> None:
+    """Evidence that took so long to come is another keeper's to judge."""
+    await shelf.put(started(shelf.clock.now))
+    keeper = Keeper(shelf)
+    await keeper.rounds(10.0)
+    before, parts = await shelf.kept(), shelf.parts
+
+    async def late(group: str, name: str) -> Mapping[str, bytes]:
+        shelf.clock.advance(LEASE_S)
+        return await parts(group, name)
+
+    shelf.parts = late  # type: ignore[method-assign]
+    await keeper.controller.round()
+    assert await shelf.kept() == before
+    shelf.parts = parts  # type: ignore[method-assign]
+    await keeper.rounds(1.0)
+    assert (await shelf.rollout()).step == 1
+
+
+async def test_the_audit_log_is_not_searched_for_a_line_that_was_written(shelf: Shelf) -> None:
+    """Twice a second, for as long as a step lasts."""
+    await shelf.put(started(shelf.clock.now))
+    keeper = Keeper(shelf)
+    await keeper.rounds(9.0)
+    assert shelf.searched == 1
 
 
 async def test_a_line_that_its_author_could_not_write_is_written_by_the_next(shelf: Shelf) -> None:

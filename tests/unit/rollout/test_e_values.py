@@ -50,7 +50,7 @@ def test_bets_on_ranks_are_fair(group: int, canary: int, percentile: float, bet:
 
 
 def test_ranks_count_the_more_the_greater_they_are_and_most_around_the_percentile() -> None:
-    """No rank counts less than a lower one, which keeps better canaries from failing; a tail's gate looks at the tail."""
+    """No rank counts less than a lower one, so better canaries cannot fail; a tail's gate looks at the tail."""
     for percentile in (1.0, 10.0, 50.0, 90.0, 99.0):
         steps = rank_steps(200, percentile)
         assert list(steps) == sorted(steps)

@@ -7,9 +7,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from extproc.choose.fleet import Fleet, Pool
-from extproc.config import RateLimits
+from extproc.config import Model, RateLimits
 from extproc.config_quotas import RateLimit
 from extproc.envoy.contract import Call
+from extproc.envoy.rate_limit import Asked as Ahead
 from extproc.errors import DuplicateRequestError, NoEndpointError, RateLimitedError
 from extproc.quota_usage import CARRIED
 from extproc.quotas import Quotas
@@ -72,3 +73,23 @@ async def test_nobody_is_asked_where_there_is_nothing_to_take(bench: Bench) -> N
     """Without rules and without a key a decision is as it was."""
     bench.around.config = msgspec.structs.replace(bench.around.config, rate_limits=RateLimits())
     assert CARRIED not in (await bench.router.decide(PLAIN)).metadata
+
+
+async def test_a_models_limit_counts_all_its_names(bench: Bench) -> None:
+    """An alias is no way around it, nor a budget of its own; also before bodies are read."""
+    around = bench.around
+    models = {"m": Model(pool="main", aliases=["gpt"])}
+    rules = [RateLimit(model="*", requests_per_day=3)]
+    around.config = msgspec.structs.replace(around.config, models=models, rate_limits=RateLimits(rules=rules))
+    around.fleet = msgspec.structs.replace(around.fleet, aliases={"gpt": "m"})
+    aliased = Call("POST", PLAIN.path, {}, BODY.replace(b'"m"', b'"gpt"'))
+    left = [
+        (await bench.router.decide(call)).metadata["ratelimit_remaining_requests"] for call in (PLAIN, aliased, PLAIN)
+    ]
+    assert left == ["2", "1", "0"]
+    with pytest.raises(RateLimitedError):
+        await bench.router.decide(aliased)
+    assert isinstance(around.meter, Quotas)
+    for name in ("m", "gpt"):
+        with pytest.raises(RateLimitedError):
+            await around.meter.ahead([Ahead("", name, 1.0)])

@@ -1,14 +1,26 @@
 """A router over a model with two versions: what its decisions say, and where conversations go as weights change."""
 
 import json
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from random import Random
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from extproc.choose.fleet import Pool
+from extproc.clock import ManualClock
+from extproc.deciding import Asked
 from extproc.envoy.contract import Call, Decision
-from extproc.errors import UnknownVersionError
+from extproc.errors import DuplicateRequestError, UnknownVersionError
+from extproc.explainer import Explainer
+from extproc.quotas import Quotas
+from extproc.rollout.state import Phase
 from extproc.router import Router
+from extproc.surroundings import Admitted
+from extproc.telemetry.families import Families
+from extproc.telemetry.quota_metrics import QuotaMetrics
 from tests.unit.router.versions import (
     Conversation,
     Worker,
@@ -56,7 +68,9 @@ async def test_a_decision_about_a_model_with_one_version_says_nothing_of_it() ->
 
 @pytest.mark.parametrize(("share", "served"), [(0.0, b"org/m-1"), (1.0, b"org/m-2")])
 @pytest.mark.parametrize("model", ["m", "gpt"])
-async def test_the_body_names_the_model_as_the_versions_engines_know_it(share: float, served: bytes, model: str) -> None:
+async def test_the_body_names_the_model_as_the_versions_engines_know_it(
+    share: float, served: bytes, model: str
+) -> None:
     """Whatever name the client used; the decision has the model's own, by which limits go."""
     one = worker()
     one.follow(rollout(share))
@@ -98,13 +112,14 @@ async def test_a_conversation_stays_where_it_began(policy: str, named: bool, pat
     assert talk.versions[-1] == "new"
 
 
-async def test_where_pins_do_not_count_they_choose_no_endpoint() -> None:
+@pytest.mark.parametrize("policy", ["round_robin", "least_tokens"])
+async def test_where_pins_do_not_count_they_choose_no_endpoint(policy: str) -> None:
     """A policy that passes over sessions goes on to do so: the pin tells the version, not the endpoint."""
-    one = worker(policy="round_robin")
+    one = worker(policy=policy)
     talk = Conversation("c", named=True, draw=Random(1))
     picks = {(await talk.turn(one)).metadata["endpoint"] for _ in range(4)}
     assert len(picks) == 2
-    assert {outcome.pinned for outcome in one.notes.outcomes} == {False}
+    assert {(outcome.session, outcome.pinned) for outcome in one.notes.outcomes} == {(False, False)}
 
 
 async def test_a_conversation_whose_pin_has_ended_may_move() -> None:
@@ -179,6 +194,17 @@ async def test_without_the_store_a_conversation_that_nobody_knows_goes_where_the
     assert other.around.fleet.splits["m"].weights["new"] == 1.0
 
 
+async def test_without_the_store_a_worker_goes_by_the_pins_that_it_made() -> None:
+    """Also where nothing of a conversation but its session can be told, as of completions."""
+    shared = Unsteady()
+    one = Worker("r1", settings(), resilient(shared, memory()[0]), shared.clock)
+    one.follow(rollout(1.0, 0.25, 0.0))
+    call = Call("POST", "/v1/completions", {"x-session-id": "s"}, b'{"model":"m","prompt":"hi"}')
+    first = await one.answered(call)
+    shared.fault = GONE
+    assert [first.metadata["version"], (await one.answered(call)).metadata["version"]] == ["new", "new"]
+
+
 @pytest.mark.parametrize("named", [True, False])
 async def test_without_the_store_what_the_feed_told_of_a_conversation_counts(named: bool) -> None:
     """A worker that never saw it goes by the turns that others answered, also when the newest were not told."""
@@ -197,8 +223,9 @@ async def test_without_the_store_what_the_feed_told_of_a_conversation_counts(nam
 
 
 async def test_twenty_turns_have_one_version_over_four_workers_while_the_share_goes_up() -> None:
-    """1 -> 5 -> 25 -> 100 % and the store away in between: no conversation flips, none leaves the canary, and all
-    leave it together when it is rolled back.
+    """1 -> 5 -> 25 -> 100 % and the store away in between: no conversation flips, none leaves the canary.
+
+    All leave it together when it is rolled back.
     """
     draw, shared = Random(1), Unsteady()
     workers = [Worker(f"r{n}", settings(), resilient(shared, memory()[0]), shared.clock) for n in range(4)]
@@ -245,8 +272,122 @@ async def test_twenty_turns_have_one_version_over_four_workers_while_the_share_g
     assert {talk.versions[-1] for talk in talks} == {"old"}
 
 
+class Full:
+    """A gate before a saturated pool: its requests go to model `m`."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+
+    def watches(self, pool: str) -> bool:
+        """See `Gate.watches`."""
+        return pool == self._pool
+
+    async def admit(self, _asked: Asked, pool: Pool, _subset: AbstractSet[str] | None, _call: Call) -> Admitted:
+        """See `Gate.admit`."""
+        return Admitted(pool.name, 0, model="m")
+
+    def arrived(self, admitted: Admitted) -> None:
+        """See `Gate.arrived`."""
+
+    def charged(self, pool: str, sequences: int) -> None:
+        """See `Gate.charged`."""
+
+    def settled(self, pool: str, sequences: int) -> None:
+        """See `Gate.settled`."""
+
+
+class Busy(Full):
+    """A gate at which requests wait, once, until something else has happened.
+
+    Attributes:
+        arrivals: what was admitted and came to its end.
+    """
+
+    def __init__(self, pool: str, meanwhile: Callable[[], None]) -> None:
+        super().__init__(pool)
+        self.arrivals: list[str] = []
+        self._meanwhile = meanwhile
+
+    async def admit(self, _asked: Asked, pool: Pool, _subset: AbstractSet[str] | None, _call: Call) -> Admitted:
+        """See `Gate.admit`."""
+        self._meanwhile()
+        return Admitted(pool.name, 1, 1.0, waited_s=2.0)
+
+    def arrived(self, admitted: Admitted) -> None:
+        """See `Gate.arrived`."""
+        self.arrivals.append(admitted.pool)
+
+
+@pytest.mark.parametrize(("phase", "expected"), [("rolled_back", "old"), ("promoted", "new")])
+async def test_who_waited_for_a_version_that_was_rolled_back_goes_to_the_other(phase: Phase, expected: str) -> None:
+    """What waits in the canary's queue leaves it as all others do, and what was admitted there is given up."""
+    one = worker()
+    one.follow(rollout(1.0))
+    share = 0.0 if phase == "rolled_back" else 1.0
+    one.around.gate = gate = Busy("new", lambda: one.follow(rollout(share, phase=phase)))
+    decision = await decide(one.router, x_session_id="s")
+    assert (decision.metadata["version"], decision.pool) == (expected, expected)
+    assert decision.metadata["queued_ms"] == 2000.0
+    assert gate.arrivals == ["new"]
+
+
+async def test_a_model_with_versions_answers_for_a_saturated_one() -> None:
+    """By its own weights and names: a version that the client asked of the other model is none of it."""
+    one = worker(testers=["*"])
+    one.around.gate = Full("alone")
+    one.follow(rollout(1.0))
+    decision = await decide(one.router, model="one", x_warmpath_version="nightly")
+    assert (decision.metadata["fallback"], decision.metadata["version"]) == ("m", "new")
+    assert decision.body is not None
+    assert json.loads(decision.body)["model"] == "org/m-2"
+
+
+async def test_a_fallback_keeps_the_version_of_a_conversation_that_runs() -> None:
+    """It was answered by the old version before: the weights of now count for what begins."""
+    one = worker()
+    one.around.gate = Full("alone")
+    first = await decide(one.router, model="one", x_session_id="s")
+    one.follow(rollout(1.0, 0.0))
+    second = await decide(one.router, model="one", x_session_id="s")
+    assert [first.metadata["version"], second.metadata["version"]] == ["old", "old"]
+
+
+async def test_an_explanation_says_which_version_and_why() -> None:
+    """What would be decided now, and what was decided, in the same words; a model with one version has none."""
+    one = worker(testers=["*"])
+    explainer = Explainer(one.around, one.router, ManualClock())
+
+    async def told(model: str = "m", **headers: str) -> tuple[str, str, str, str]:
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        sent = {name.replace("_", "-"): text for name, text in headers.items()}
+        now = await explainer.explain(Call("POST", CHAT, sent, body))
+        past = explainer.recall((await one.router.decide(Call("POST", CHAT, sent, body))).charge_id)
+        for each in (now, past):
+            assert (each.pool == each.version) is (model == "m")
+        found = (now.model, now.version, now.version_why, now.version_by)
+        assert found == (past.model, past.version, past.version_why, past.version_by)
+        return found
+
+    assert await told(x_session_id="s") == ("m", "old", "weight", "session")
+    one.follow(rollout(1.0, 0.0))
+    assert await told(x_session_id="s") == ("m", "old", "running", "session")
+    assert await told(x_session_id="t") == ("m", "new", "weight", "session")
+    assert await told(x_warmpath_version="old") == ("m", "old", "tester", "conversation")
+    assert await told(model="one") == ("", "", "weight", "nobody")
+
+
 async def test_a_rollout_that_is_followed_keeps_the_endpoints() -> None:
     """Only versions change in the fleet."""
     one = worker()
     one.follow(rollout(0.5))
     assert one.around.fleet.pools == fleet(one.around.config).pools
+
+
+async def test_an_idempotency_key_is_one_for_all_versions() -> None:
+    """Sent again while the first still runs, a request is refused, whatever version it would get by then."""
+    one = worker()
+    one.around.meter = Quotas(one.around, QuotaMetrics(Families(CollectorRegistry())), ManualClock())
+    await decide(one.router, x_session_id="s", idempotency_key="k")
+    one.follow(rollout(1.0))
+    with pytest.raises(DuplicateRequestError):
+        await decide(one.router, x_session_id="s", idempotency_key="k")

@@ -109,11 +109,12 @@ FAILED = Answer(status=503, flaw="status")
     ],
 )
 def test_only_two_whole_answers_are_compared(ours: Answer, theirs: Answer, outcome: str) -> None:
-    """Half an answer says nothing of how alike the versions are; that one failed says much."""
+    """Half an answer says nothing of how alike the versions are, and has no hash; that one failed says much."""
     found = compared(ours, theirs, SETTINGS)
     assert found.outcome == outcome
     assert (found.exact, found.similarity, found.same_tools, found.differs_at) == (None, None, None, None)
     assert (found.primary.flaw, found.shadow.flaw) == (ours.flaw, theirs.flaw)
+    assert (found.primary.digest != "", found.shadow.digest != "") == (not ours.flaw, not theirs.flaw)
 
 
 def test_refusals_of_either_are_known() -> None:

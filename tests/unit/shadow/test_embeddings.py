@@ -81,7 +81,7 @@ async def test_texts_without_a_question_are_not_asked_about() -> None:
         (b'{"data":[{"index":0,"embedding":[1e999]},{"index":1,"embedding":[1]}]}', 200),
         (rows(["a"], [1.0]), 200),
         ({"data": 5}, 200),
-        (b"x" * (5 << 20), 200),
+        (json.dumps(rows([1.0], [1.0])).encode() + b" " * (5 << 20), 200),
     ],
 )
 async def test_an_answer_that_is_of_no_use_is_counted(body: Any, status: int) -> None:

@@ -129,7 +129,7 @@ def test_everything_is_counted() -> None:
 
 
 def test_the_worst_come_first_by_their_ids() -> None:
-    """Ten at most, none that is exactly the same; with excerpts where texts were kept."""
+    """Ten at most, none that is exactly the same or was not compared; with excerpts where texts were kept."""
     many = [result(f"r{n:02}", similarity=n / 20) for n in range(1, 15)]
     answers = ("x" * 100 + "left" + "y" * 200, "x" * 100 + "right")
     kept = msgspec.structs.replace(
@@ -137,6 +137,8 @@ def test_the_worst_come_first_by_their_ids() -> None:
     )
     found = only([result("same", similarity=1.0), *reversed(many)])
     assert [one.id for one in found.worst] == [f"r{n:02}" for n in range(1, 11)]
+    lost = result("lost", compared=compared(text("a"), text("", flaw="cut"), SETTINGS))
+    assert [one.id for one in only([result("same", similarity=1.0), many[0], lost]).worst] == ["r01"]
     (worst,) = only([kept]).worst
     assert worst.differs_at == 100
     assert worst.excerpts == ("x" * 40 + "left" + "y" * 76, "x" * 40 + "right")

@@ -1,6 +1,7 @@
 """Results in files: the newest ones, private, whole lines only, whatever happened to who wrote them."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -119,6 +120,18 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").unlink()
     folder.add(result("b"), 10, DAY)
     assert names(tmp_path / "file") == ["b"]
+
+
+def test_a_folder_that_was_taken_away_is_made_again(tmp_path: Path) -> None:
+    """One result is lost, and no more."""
+    path = tmp_path / "folder"
+    folder = Folder(path, "w")
+    folder.add(result("a"), 10, DAY)
+    shutil.rmtree(path)
+    with pytest.raises(StoreError):
+        folder.add(result("b"), 10, DAY)
+    folder.add(result("c"), 10, DAY)
+    assert names(path) == ["c"]
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def test_own_patterns_stand_in_place_of_the_built_in_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [*BUILT_IN, r"a.*b", r"a*b+", r"(ab)+ (cd)*", r"[a+*]{3}", r"\(a+\)+", r"a+?b", r"a{2"]
+    "pattern",
+    [*BUILT_IN, r"a.*b", r"a*b+", r"(ab)+ (cd)*", r"[a+*]{3}", r"\(a+\)+", r"a+?b", r"a++b", r"a{2,}?", r"a{2"],
 )
 def test_harmless_patterns_are_taken(pattern: str) -> None:
     """Repeats in a row and of plain texts, escapes and sets."""

@@ -44,6 +44,13 @@ async def test_the_store_keeps_the_newest(thread: ThreadPoolExecutor) -> None:
     assert 100 <= len(found.results) < 300
 
 
+async def test_results_may_be_kept_for_ever(thread: ThreadPoolExecutor) -> None:
+    """A time without end is one that the configuration allows."""
+    store = MemoryDocuments(SystemClock())
+    await Results(store, "host-0", thread).add(result("a"), Shadow(version="v2", keep_s=float("inf")))
+    assert len((await read(store, "m", 0.0, 10)).results) == 1
+
+
 async def test_records_are_read_page_by_page_and_no_further_than_asked(thread: ThreadPoolExecutor) -> None:
     """More than a page of them, by age and by number; what is no result is counted."""
     store = MemoryDocuments(SystemClock())

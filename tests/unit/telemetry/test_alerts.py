@@ -16,6 +16,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from extproc import errors, telemetry
+from extproc.config_rollouts import ShadowMode
 from extproc.envoy.counts import Counts as Streams
 from extproc.fleet.kv_profile import Counts as Events
 from extproc.fleet.kv_tally import Tally
@@ -27,6 +28,7 @@ from extproc.telemetry.metrics import Metrics, Outcome, ScrapeOutcome
 from extproc.telemetry.overload_metrics import Left, Shed
 from extproc.telemetry.relay_metrics import RelayMetrics, RelayOutcome
 from extproc.telemetry.rollout_metrics import EVENTS, PHASES
+from extproc.telemetry.shadow_metrics import ShadowOutcome
 
 ROOT: Final = Path(__file__).parents[3]
 ALERTS: Final = ROOT / "docker" / "alerts.yaml"
@@ -58,6 +60,8 @@ VALUES: Final[dict[tuple[str, str], set[str]]] = {
     ("warmpath_relay_requests_total", "outcome"): set(typing.get_args(RelayOutcome)),
     ("warmpath_rollout_phase", "phase"): set(PHASES),
     ("warmpath_rollout_events_total", "what"): set(EVENTS),
+    ("warmpath_shadow_requests_total", "outcome"): set(typing.get_args(ShadowOutcome)),
+    ("warmpath_shadow_requests_total", "mode"): set(typing.get_args(ShadowMode)),
     ("warmpath_auth_requests_total", "outcome"): {"key", "token", "refused"},
     ("warmpath_scrapes_total", "outcome"): set(typing.get_args(ScrapeOutcome)),
     ("warmpath_exchange_anomalies_total", "kind"): set(Streams.__struct_fields__),

@@ -13,6 +13,7 @@ from extproc.config_gateway import GatewayRoute
 from extproc.config_limits import TimeoutRule
 from extproc.config_overload import TenantShare
 from extproc.config_quotas import RateLimit
+from extproc.config_rollouts import Shadow
 from tests.unit.test_docs import default_of, section_of, shown
 
 TEXT: Final = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
@@ -27,6 +28,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "rate_limits.rules.": RateLimit,
     "relay.": Relay,
     "rollouts.": Rollouts,
+    "models.<name>.shadow.": Shadow,
     "gateway.": Gateway,
     "gateway.routes.": GatewayRoute,
 }

@@ -65,6 +65,19 @@ def test_what_makes_sense_is_not_warned_of(more: str) -> None:
     assert warnings(more=more) == []
 
 
+@pytest.mark.parametrize(
+    "other", ["{pool: b, served_as: next}", "{pool: b, adapter: {name: tuned}}"], ids=["name", "adapter"]
+)
+def test_a_mirrored_body_names_a_model_that_both_versions_know(other: str) -> None:
+    """Envoy sends the body that the client's engine gets; where both answers are compared, a worker makes another."""
+    versions = f"v1: {{pool: a, weight: 1}}, v2: {other}"
+    [told] = warnings(", shadow: {version: v2}", versions=versions)
+    assert told.startswith(
+        "models.m.shadow.mode: mirror sends what engines of `v1` get, and these know the model as `m`"
+    )
+    assert warnings(", shadow: {version: v2, mode: compare}", versions=versions) == []
+
+
 def test_pools_that_do_not_ask_for_usage_are_named() -> None:
     """With the gate off there is nothing to see."""
     pools = POOLS.replace(", ask_usage: true}", "}", 1)

@@ -20,7 +20,7 @@ from tests.ports import free_port
 from tests.unit.top.parts import document, free_sidecar, write
 
 READERS = ["serve", "envoy", "up", "worker", "keeper"]
-COMMANDS = ["serve", "check", "envoy", "up", "demo", "sim", "explain", "replay", "bench"]
+COMMANDS = ["serve", "check", "envoy", "up", "demo", "sim", "explain", "rollout", "replay", "bench"]
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,9 @@ from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.config import Config
 from extproc.continuing import Pins
 from extproc.deciding import Asked, Facts, Moment
-from extproc.envoy.contract import Decision
+from extproc.envoy.contract import CONTINUED, Decision
 from extproc.request.model import Request, RouteKind
+from extproc.rollout.split import Choice, Why
 from extproc.state.feed import Answered, Turned
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.learn import PRIOR_OUTPUT
@@ -253,3 +254,30 @@ def test_how_rare_a_prompt_is_is_told_by_the_longest_beginning_that_anybody_hold
         assert deciding.ask_of(asked, known, Moment(2, 10.5, rare_gap=2.0)).rarity == 0.25
     nobody = deciding.ask_of(Asked(Request(RouteKind.CHAT), (9,), 256.0), known, AT)
     assert (nobody.shared_block, nobody.rarity) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "why", "reservation", "continued"),
+    [
+        (Request(RouteKind.CHAT), "weight", Reservation("a"), False),
+        (Request(RouteKind.CHAT, follows=b"1" * 16), "weight", Reservation("a"), True),
+        (Request(RouteKind.RESPONSES, previous_response="resp_1"), "response", Reservation("a"), True),
+        (Request(RouteKind.CHAT, session="s"), "weight", Reservation("a", pinned=True), True),
+        (Request(RouteKind.CHAT, session="s"), "weight", Reservation("a", moved=True), True),
+        (Request(RouteKind.CHAT, session="s"), "running", Reservation("a"), True),
+    ],
+)
+def test_a_conversation_that_had_begun_is_told(
+    request_: Request, why: Why, reservation: Reservation, continued: bool
+) -> None:
+    """By its earlier turns, its stored response, its pin, or the version that it runs on; of models with versions."""
+    known, members = PoolKnowledge(Priors()), pool()
+    choice = Choice("m", "two", "main", 0.5, "r1-0", why=why)
+    asked = Asked(request_, (), 4000.0, choice=choice)
+    ask = deciding.ask_of(asked, known, AT)
+    plan = chooser.plan(ask, members, deciding.weights_of(config()))
+    order = deciding.order_of(plan, plan.candidates[0])
+    told = deciding.decision_of(asked, ask, members, order, reservation, Facts("c1", 5.0)).metadata
+    assert (told.get(CONTINUED) == 1.0) is continued
+    alone = msgspec.structs.replace(asked, choice=None)
+    assert CONTINUED not in deciding.decision_of(alone, ask, members, order, reservation, Facts("c1", 5.0)).metadata

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extproc.choose.fleet import Endpoint, Pool
-from extproc.config import Config
+from extproc.config import Config, ModelAdapter
 from extproc.engines.fit import Wanted
 from extproc.envoy.contract import Decision
 from extproc.errors import UnfitRequestError
@@ -183,3 +183,44 @@ def test_no_fits_change_nothing() -> None:
     decision = Decision("main", ("10.0.0.1:80",))
     assert Fits({}).applied(decision) == (decision, ())
     assert Fits({}).subset(None) is None
+
+
+class TestVersions:
+    """The body of a version's engines, by whatever name its client asked."""
+
+    SETTINGS = config(
+        models={
+            "m": {
+                "versions": {
+                    "old": {"pool": "main", "weight": 1, "served_as": "org/m-1"},
+                    "same": {"pool": "same"},
+                    "tuned": {"pool": "tuned", "adapter": {"name": "t"}},
+                },
+                "aliases": ["gpt"],
+            },
+            "base": {"pool": "tuned", "served_as": "org/base"},
+        },
+        pools={name: {"endpoints": ["10.0.0.1:80"]} for name in ("main", "same", "tuned")},
+    )
+
+    @pytest.mark.parametrize(
+        ("version_pool", "named", "wanted"),
+        [
+            ("main", "", Wanted("vllm", "org/m-1")),
+            ("main", "gpt", Wanted("vllm", "org/m-1")),
+            ("same", "", Wanted("vllm", "")),
+            ("same", "gpt", Wanted("vllm", "m")),
+            ("tuned", "gpt", Wanted("vllm", "org/base", ModelAdapter(name="t"))),
+        ],
+    )
+    def test_each_version_has_its_name_and_its_adapter(self, version_pool: str, named: str, wanted: Wanted) -> None:
+        """A body that names the model by its alias is rewritten even where the model's own name would do."""
+        assert Fitting(self.SETTINGS).wanted(named or "m", version_pool, "vllm") == wanted
+
+    def test_an_alias_of_a_model_with_one_version_is_rewritten(self) -> None:
+        """Its engines know nothing of our aliases."""
+        settings = config(models={"m": {"pool": "main", "aliases": ["gpt"]}})
+        fits = Fitting(settings).fits(CHAT, pool("vllm"), b'{"model":"gpt"}', "gpt")
+        fitted = fits.by_engine["vllm"]
+        assert fitted is not None
+        assert fitted.body == b'{"model":"m"}'

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.choose.fleet import Endpoint
 from extproc.clock import ManualClock
-from extproc.envoy.contract import QUEUED, Served
+from extproc.envoy.contract import QUEUED, VERSION, Served
 from extproc.envoy.rate_limit import Asked
 from extproc.gossip import Gossip
 from extproc.learner import Learner, answered, engine_ttft_s, number, uncached_tokens
@@ -281,3 +281,31 @@ def test_further_attempts_are_told_once_each() -> None:
     learn.tried_again(served(destination="10.9.9.9:80", attempts=2))
     learn.tried_again(served(destination=B.destination, pool="foreign", attempts=2))
     assert told == [("c1", "b"), ("c1", "a")]
+
+
+class Compared:
+    """Who compares versions, and what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, float]] = []
+
+    def observe(self, served: Served, endpoint: str, counted: float) -> None:
+        """See `Versions.observe`."""
+        self.seen.append((served.charge_id, endpoint, counted))
+
+
+def test_only_decided_requests_of_models_with_versions_are_compared() -> None:
+    """With who answered, empty where nobody did; others cost nothing."""
+    around, versions = surroundings(A, B), Compared()
+    gossip = Gossip(around.store, around.knowledge, "r1", 1000)
+    learns = Learner(around, gossip, Metrics(), versions=versions)
+    told = METADATA | {VERSION: "two"}
+    for each in (
+        served(),
+        served(charge_id="", metadata=told),
+        served(charge_id="c2", metadata=told),
+        served(charge_id="c3", metadata=told, destination="", status=503),
+        served(charge_id="c4", metadata=told, pool="unknown"),
+    ):
+        learns.observe(each)
+    assert versions.seen == [("c2", "a", -1.0), ("c3", "", -1.0)]

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.envoy.contract import Answered, Call, Decision
 from extproc.errors import UnknownModelError
-from extproc.model_list import ModelList, listed
+from extproc.model_list import ModelList, listed, names_of
 from tests.unit.top.parts import config
 
 MODELS = {"b": {"pool": "main"}, "a/x": {"pool": "main", "served_as": "else"}}
@@ -59,6 +59,13 @@ def test_a_model_that_is_not_served_is_none() -> None:
 def test_other_paths_are_not_its_own(path: str) -> None:
     """They go on to the decider behind it."""
     assert listed(path, MODELS) is None
+
+
+def test_aliases_are_names_like_any_other() -> None:
+    """Clients find a model by each of its names."""
+    told = names_of(config(models={"b": {"pool": "main", "aliases": ["gpt", "gpt-4"]}, "a": {"pool": "main"}}))
+    assert [one["id"] for one in json.loads(listed("/v1/models", told) or b"")["data"]] == ["a", "b", "gpt", "gpt-4"]
+    assert json.loads(listed("/v1/models/gpt", told) or b"")["id"] == "gpt"
 
 
 async def test_only_reading_is_answered() -> None:

@@ -14,6 +14,7 @@ from extproc import relaying
 from extproc.config import Config, Model, Pool, Relay, Timeouts
 from extproc.config_limits import TimeoutRule
 from extproc.engines import prometheus
+from extproc.relay.asked import Asked
 from extproc.relay.server import Server
 from tests.ports import free_port
 from tests.unit.top.inner_listener import InnerListener, Play
@@ -159,6 +160,27 @@ async def test_a_model_may_have_more_time_than_the_rest() -> None:
         timeouts = Timeouts(request_s=0.2, rules=[TimeoutRule(model="m", request_s=request_s)])
         async with relay(timeouts=timeouts) as bench:
             assert (await bench.ask(late)).text == "abc"
+
+
+async def test_an_alias_has_the_limits_and_engines_of_its_model() -> None:
+    """The relay sees the client's name: rules are of the model's own."""
+    models = {"m": Model(pool="main", aliases=["gpt"]), "n": Model(pool="other", aliases=["en"])}
+    pools = {
+        "main": Pool(endpoints=["10.0.0.1:80"], engine="tensorrt_llm"),
+        "other": Pool(endpoints=["10.0.0.2:80"], ask_usage=True),
+    }
+    timeouts = Timeouts(request_s=9.0, rules=[TimeoutRule(model="m", request_s=30.0)])
+    config = Config(models=models, pools=pools, timeouts=timeouts)
+    limits = relaying.limits_of(config)
+    assert {name: limits.request_s(Asked("chat", model=name)) for name in ("m", "gpt", "n", "en", "x")} == {
+        "m": 30.0,
+        "gpt": 30.0,
+        "n": 9.0,
+        "en": 9.0,
+        "x": 9.0,
+    }
+    assert limits.silent == {"m", "gpt"}
+    assert relaying.telling(config) == {"n", "en"}
 
 
 async def test_what_comes_behind_the_end_is_not_sent(bench: Bench) -> None:
@@ -338,6 +360,18 @@ async def test_the_model_that_began_an_answer_goes_on_with_it(bench: Bench) -> N
     assert [one["model"] for one in bench.bodies] == ["m", "small"]
     assert (await bench.ask(HALF, msgspec.structs.replace(REST, headers=small), REST)).text == "abc"
     assert [one["model"] for one in bench.bodies] == ["m", "m", "m"]
+
+
+async def test_the_version_that_began_an_answer_goes_on_with_it(bench: Bench) -> None:
+    """A completion of nobody is drawn anew at each try: tokens of one version mean nothing to another."""
+    old, new = {"x-warmpath-version": "old"}, {"x-warmpath-version": "new"}
+    begun, other, same = (
+        msgspec.structs.replace(play, headers=headers) for play, headers in ((HALF, old), (REST, new), (REST, old))
+    )
+    assert (await bench.ask(begun, other, same)).text == "abc"
+    assert len(bench.bodies) == 3
+    assert (await bench.ask(begun, same)).text == "abc"
+    assert len(bench.bodies) == 2
 
 
 async def test_nothing_goes_on_where_it_may_not() -> None:

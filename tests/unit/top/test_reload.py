@@ -164,6 +164,34 @@ async def test_a_model_that_moves_to_a_new_pool_is_served_where_it_was(tmp_path:
     assert set(changed.pools) == {"main"}
 
 
+def versions(**weights: float) -> dict[str, Any]:
+    """Model `m` with a version in each pool."""
+    return {"m": {"versions": {pool: {"pool": pool, "weight": weight} for pool, weight in weights.items()}}}
+
+
+async def test_versions_get_other_weights_while_they_run(tmp_path: Path) -> None:
+    """Also when another part of the change has to wait; so do the rules of rollouts."""
+    bench = Bench(tmp_path, document(models=versions(main=1.0, big=0.0), pools=TWO_POOLS))
+    fixed = {"redis": {"timeout_ms": 7}, "rollouts": {"hold_s": 5, "testers": ["t"]}}
+    changed = await bench.change(models=versions(main=0.5, big=0.5), pools=TWO_POOLS, **fixed)
+    assert changed is not None
+    assert [each.weight for each in changed.models["m"].by_version.values()] == [0.5, 0.5]
+    assert (changed.rollouts.hold_s, changed.rollouts.testers) == (5, ["t"])
+    assert changed.redis.timeout_ms == bench.first.redis.timeout_ms
+
+
+async def test_a_version_in_a_new_pool_waits_and_its_model_stays_as_it_was(tmp_path: Path) -> None:
+    """Until Envoy knows the pool no version of it may be chosen: the other versions keep what they had."""
+    before = {**versions(main=1.0, big=1.0), "n": {"pool": "main"}}
+    bench = Bench(tmp_path, document(models=before, pools=TWO_POOLS))
+    more = {**TWO_POOLS, "new": {"endpoints": ["10.0.0.3:80"]}}
+    after = {**versions(main=1.0, big=1.0, new=1.0), "n": {"pool": "big"}}
+    changed = await bench.change(models=after, pools=more)
+    assert changed is not None
+    assert list(changed.models["m"].by_version) == ["main", "big"]
+    assert changed.models["n"].pool == "big"
+
+
 async def test_a_removed_pool_stays_until_the_restart(tmp_path: Path) -> None:
     """Envoy still has its cluster; only its models are gone."""
     bench = Bench(tmp_path, document(models={"m": {"pool": "main"}, "n": {"pool": "big"}}, pools=TWO_POOLS))

@@ -29,6 +29,21 @@ from tests.unit.fleet.rollout_parts import Keeper, Shelf, configured, started
 from tests.waiting import until
 
 
+class OwnOrigin:
+    """A host's own clock: it goes as that of all others, from another origin and with another wall time."""
+
+    def __init__(self, clock: SkewedClock) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        """See `Clock.monotonic`."""
+        return self._clock.monotonic() - 900.0
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        return self._clock.wall() + 1e6
+
+
 class Worker:
     """One worker's part, over a store that several may share."""
 
@@ -42,10 +57,11 @@ class Worker:
             replica=name,
             new_charge_id=lambda: "c",
         )
-        self.upkeep = Upkeep(self.around, Membership(), shelf.clock)
+        self.clock = OwnOrigin(shelf.clock)
+        self.upkeep = Upkeep(self.around, Membership(), self.clock)
         self.registry = CollectorRegistry()
         metrics = VersionMetrics(Families(self.registry))
-        self.following = Following(self.around, metrics, shelf.clock, random.Random(1))
+        self.following = Following(self.around, metrics, self.clock, random.Random(1))
 
     async def start(self) -> None:
         """What a worker does before it is ready."""
@@ -131,6 +147,22 @@ async def test_what_the_others_changed_of_the_fleet_stays(shelf: Shelf) -> None:
     assert worker.around.fleet.pools["p1"] is marked
 
 
+async def test_a_change_of_one_rollout_leaves_the_others(shelf: Shelf) -> None:
+    """Of two models, one goes a step further."""
+    models = {
+        "m": {"versions": {"one": {"pool": "p1", "weight": 1}, "two": {"pool": "p2"}}},
+        "n": {"versions": {"one": {"pool": "p1", "weight": 1}, "two": {"pool": "p2"}}},
+    }
+    worker, rollout = Worker(shelf, config=configured(models=models)), started(shelf.clock.now)
+    await shelf.put(rollout)
+    await shelf.put(msgspec.structs.replace(rollout, model="n"))
+    await worker.start()
+    await shelf.put(moved(rollout, 1))
+    await worker.following.look()
+    splits = worker.around.fleet.splits
+    assert (splits["m"].weights["two"], splits["n"].weights["two"]) == (0.25, 0.05)
+
+
 async def lost(shelf: Shelf) -> None:
     """Everything is gone."""
     shelf.flush()
@@ -201,12 +233,19 @@ async def test_a_document_that_cannot_be_read_is_said_once(shelf: Shelf, caplog:
 
 
 async def test_a_store_that_is_gone_is_said_once(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
-    """Four looks a second would fill the log."""
+    """Four looks a second would fill the log, and so would each that comes late now and then."""
     worker = Worker(shelf)
-    shelf.down = True
+    await worker.upkeep.apply(worker.around.config)
     with caplog.at_level(logging.WARNING):
-        for _ in range(5):
+        for look in range(20):
+            shelf.down = look % 3 != 0
             await worker.following.look()
+            shelf.clock.advance(0.25)
+        assert not caplog.records
+        shelf.down = True
+        for _ in range(40):
+            await worker.following.look()
+            shelf.clock.advance(0.25)
     assert len(caplog.records) == 1
 
 

@@ -218,6 +218,8 @@ def test_how_a_request_ended_stands_in_its_sample() -> None:
     failed, cut, left = known(status=500, **CUT), known(flags=("UPE",), **CUT), known(flags=("DC",), **CUT)
     assert (failed.failed, failed.answered) == (True, False)
     assert (cut.broken, cut.answered, cut.output_tokens, cut.tpot_s) == (True, True, -1.0, -1.0)
+    told = known(flags=("UPE",))  # usage in each chunk of a stream, as some engines send it
+    assert (told.output_tokens, told.tpot_s) == (-1.0, -1.0)
     assert (left.abandoned, left.answered, left.ttft_s) == (True, True, 0.5)
     assert not known(flags=("DC",), status=0, ttft_s=-1.0, destination="", **CUT).answered
 

@@ -200,7 +200,7 @@ async def _fill(url: str, prefix: str, results: list[Result]) -> None:
         started=NOW,
     )
     await store.put_document(GROUP, "m", Document(1, encode(rollout)))
-    for at, what in ((NOW - 100.0, "started"), (NOW - 50.0, "rolled_back")):
+    for at, what in ((NOW - 90_000.0, "aborted"), (NOW - 100.0, "started"), (NOW - 50.0, "rolled_back")):
         event = Event(at=at, model="m", rollout="x", what=what, by="controller", gate="ttft_p90", told={"excess": 0.31})
         await store.record(GROUP, "m", encode_event(event), 1000, 10_000_000)
     await store.record(GROUP, "m", b"oops", 1000, 10_000_000)
@@ -216,6 +216,7 @@ def test_a_report_of_the_store(valkey: Valkey, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert "m: version v2 against v1, 30 results" in shown
     assert "m: rollout of v2 is rolled back at 0.0%, step 1 of 2, gate ttft_p90, slower" in shown
+    assert "aborted" not in shown
     assert shown.index("started") < shown.index("excess=0.31")
     assert "1 records could not be read" in shown
 

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from extproc.clock import ManualClock
+from extproc.config import Config
 from extproc.errors import StoreError
 from extproc.fleet.membership import Membership
 from extproc.router import Surroundings
 from extproc.state.endpoint import EndpointState, encode
 from extproc.state.feed import Cached, Exact, pack
+from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.memory import MemoryStore
 from extproc.state.values import Beat
 from extproc.upkeep import Upkeep
 from tests.unit.top.parts import config, surroundings
+from tests.unit.top.test_splits import rollout
 from tests.waiting import until
 
 ONE, TWO = "10.0.0.1:80", "10.0.0.2:80"
@@ -315,3 +318,25 @@ async def test_what_the_ledger_does_not_have_is_somebody_else_s() -> None:
         await bench.upkeep.apply(bench.settings)
         floors.append(bench.around.fleet.pools["main"].endpoints[0].floor_running)
     assert floors == [0, 0, 50]
+
+
+async def test_versions_follow_the_file_and_the_rollouts() -> None:
+    """A changed weight is in use at once, and conversations stay; a rollout's share counts in its place."""
+    bench = Bench(ONE)
+
+    def weighed(old: float, new: float) -> Config:
+        versions = {"old": {"pool": "main", "weight": old}, "new": {"pool": "other", "weight": new}}
+        pools = {"main": {"endpoints": [ONE]}, "other": {"endpoints": [TWO]}}
+        return config(models={"m": {"versions": versions, "aliases": ["gpt"]}}, pools=pools)
+
+    bench.around.knowledge = {pool: PoolKnowledge(Priors()) for pool in ("main", "other")}
+    await bench.upkeep.apply(weighed(1.0, 0.5))
+    await bench.upkeep.apply(weighed(1.0, 1.0))
+    await bench.upkeep.refresh()
+    split = bench.around.fleet.splits["m"]
+    assert (split.weights, split.earlier) == ({"old": 1.0, "new": 1.0}, ({"old": 1.0, "new": 0.5},))
+    assert bench.around.fleet.aliases == {"gpt": "m"}
+    bench.around.rollouts = rollout(0.25, 0.0, base={"old": 1.0, "new": 1.0})
+    await bench.upkeep.refresh()
+    split = bench.around.fleet.splits["m"]
+    assert (split.weights, split.epoch) == ({"old": 0.75, "new": 0.25}, "r1-0")

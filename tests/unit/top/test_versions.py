@@ -1,4 +1,4 @@
-"""The version of a request, as values: what it is chosen for, testers, aliases, stored responses, and pools that fail."""
+"""The version of a request, as values: what it is chosen for, testers, aliases, stored responses, pools that fail."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,15 @@ import pytest
 
 from extproc import pools, versions
 from extproc.choose.fleet import Endpoint, Fleet, Pool
+from extproc.clock import ManualClock
 from extproc.config import Config
-from extproc.errors import UnknownModelError, UnknownVersionError
+from extproc.errors import StoreError, UnknownModelError, UnknownVersionError
 from extproc.request.model import Request, RouteKind
 from extproc.request.shapes import parse, peek
 from extproc.rollout.split import Choice
 from extproc.splits import fleet_of, splits_of
 from extproc.state.knowledge import PoolKnowledge, Priors
+from extproc.state.memory import MemoryStore
 from extproc.versions import Around, Placed
 from tests.unit.top.parts import config
 
@@ -98,7 +100,7 @@ def test_another_secret_draws_other_units() -> None:
 
 
 def test_a_conversation_without_an_id_has_one_unit_for_all_its_turns() -> None:
-    """Twenty turns share the system message and the first one; a conversation that begins otherwise has another unit."""
+    """Twenty turns share the first message; a conversation that begins otherwise has another unit."""
     here, texts = around(settings()), ["hello"]
     units = set()
     for turn in range(20):
@@ -201,7 +203,7 @@ def test_nobody_else_can_choose(tenant: str) -> None:
 def test_a_version_that_there_is_not_is_an_error_that_names_those_there_are() -> None:
     """400, with the names; a long text is cut."""
     here = around(settings(testers=("*",)))
-    with pytest.raises(UnknownVersionError, match="`x{64}`.*`old`, `new`, `third`") as caught:
+    with pytest.raises(UnknownVersionError, match=r"`x{64}`.*`old`, `new`, `third`") as caught:
         choice(chat("a"), here, x_warmpath_version="x" * 1000)
     assert (caught.value.status, caught.value.reason) == (400, "unknown_version")
 
@@ -275,3 +277,80 @@ def test_a_fleet_without_versions_chooses_none() -> None:
     single = Around(Fleet(here.fleet.pools, {"m": "old"}, "old"), here.knowledge, here.config)
     assert placed(chat("a"), single) == Placed(chat("a"), here.fleet.pools["old"])
     assert chat("a").kind is RouteKind.CHAT
+
+
+class Silent(MemoryStore):
+    """A store that does not answer."""
+
+    async def pinned(self, pool: str, pin_key: str) -> str:
+        """Fail."""
+        raise StoreError(f"no answer from {pool}, of {len(pin_key)} digits")
+
+
+async def pin(store: MemoryStore, here: Around, request: Request, *names: str) -> None:
+    """Have the conversation of a request run in these pools."""
+    for name in names:
+        key = versions.conversation_key(here.config, here.fleet.pools[name], request)
+        await store.pin(name, key, "e", 60_000)
+
+
+async def moved(store: MemoryStore, here: Around, request: Request) -> Choice:
+    """The version of a request that went to `old`, then to `third`, and by the weights of now goes to `new`."""
+    before = Choice("m", "new", "new", epoch="r-3", earlier=(("third", "third"), ("old", "old")), by="session")
+    found = await versions.settled(before, request, here, store)
+    assert found.earlier == ()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pinned", "expected"),
+    [((), "new"), (("new",), "new"), (("old",), "old"), (("third",), "third"), (("old", "third"), "third")],
+)
+async def test_a_conversation_is_looked_for_where_earlier_weights_put_it(
+    pinned: tuple[str, ...], expected: str
+) -> None:
+    """The newest of them first; found nowhere, it begins by the weights of now. The epoch stays: it is measured."""
+    store, here, request = MemoryStore(ManualClock()), around(settings()), chat("a", session="s")
+    await pin(store, here, request, *pinned)
+    found = await moved(store, here, request)
+    assert (found.version, found.pool, found.epoch) == (expected, expected, "r-3")
+    assert found.why == ("weight" if expected == "new" else "running")
+
+
+async def test_without_the_store_the_oldest_weights_count() -> None:
+    """Of what nobody knows: all workers come to the same, whatever they were told of later weights."""
+    here, request = around(settings()), chat("a", session="s")
+    assert (await moved(Silent(ManualClock()), here, request)).version == "old"
+
+
+async def test_without_the_store_a_response_goes_by_the_weights() -> None:
+    """No version is more likely to have it; nothing was told of where it is."""
+    body = {"model": "m", "input": "go on", "previous_response_id": "mine"}
+    request = parse("/v1/responses", {}, json.dumps(body).encode())
+    assert (await moved(Silent(ManualClock()), around(settings()), request)).version == "new"
+
+
+async def test_a_response_whose_pin_is_found_is_continued_there() -> None:
+    """The store knows what this worker has not heard of."""
+    store, here = MemoryStore(ManualClock()), around(settings({"new": 1.0}))
+    body = {"model": "m", "input": "first", "request_id": "mine"}
+    await pin(store, here, parse("/v1/responses", {}, json.dumps(body).encode()), "third")
+    after = parse(
+        "/v1/responses", {}, json.dumps({"model": "m", "previous_response_id": "mine", "input": "x"}).encode()
+    )
+    found = await versions.settled(choice(after, here), after, here, store)
+    assert (found.version, found.why) == ("third", "response")
+
+
+async def test_a_conversation_leaves_a_version_that_cannot_serve() -> None:
+    """Its pool has no endpoint left: another version answers it rather than nobody."""
+    store, here, request = MemoryStore(ManualClock()), around(settings(), ("third",)), chat("a", session="s")
+    await pin(store, here, request, "third")
+    found = await moved(store, here, request)
+    assert (found.version, found.why) == ("old", "no_endpoint")
+
+
+async def test_what_belongs_to_no_conversation_is_not_looked_for() -> None:
+    """A completion of nobody goes by the weights of now; the store, which would fail, is not asked."""
+    request = parse("/v1/completions", {}, b'{"model":"m","prompt":"hi"}')
+    assert (await moved(Silent(ManualClock()), around(settings()), request)).version == "new"
