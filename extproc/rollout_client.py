@@ -61,7 +61,8 @@ class Client(msgspec.Struct, frozen=True):
             # Where the keeper ends the connection, it is the answer's to close.
             with connection.getresponse() as answer:
                 status, told = answer.status, answer.read(_MOST_ANSWER)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            # UnicodeError: a name that DNS does not allow.
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise WarmpathError(
                 f"the keeper at {self.url} does not answer ({reason}): start it with `warmpath serve` or `warmpath "
@@ -90,6 +91,7 @@ def client_of(config: Config, url: str | None, token_file: Path | None) -> Clien
     try:
         parts = urlsplit(where)
         fits = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+        fits = fits and all(letter.isprintable() and not letter.isspace() for letter in where)
     except ValueError:
         fits = False
     if not fits or parts.username or parts.query or parts.fragment or parts.path not in ("", "/"):

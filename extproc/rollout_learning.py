@@ -11,8 +11,8 @@ What Envoy 1.40 tells of answers that did not end as they should:
 | ended it without any token | 200 | none | no tokens, or none and no byte |
 
 A stream that ends early in good order looks like a whole one whose client asked for no usage. It is known by usage that
-is missing where it was asked for: always in whole answers and in streams of the Responses API, in others where the pool
-has `ask_usage`. In a stream of the Messages API, which opens with it, a cut leaves the tokens at 0.
+is missing where it is due: in all whole answers and streams of the Responses API, in others where the pools of all
+versions have `ask_usage`. In a stream of the Messages API, which opens with usage, a cut leaves the tokens at 0.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from typing import Final
 
 from extproc.config import Config, Model
 from extproc.envoy.contract import CONTINUED, EPOCH, MODEL, UNIT, VERSION, Served
-from extproc.fitting import ASKED_USAGE
 from extproc.learner import engine_ttft_s, number, output_tokens, tells_ttft
 from extproc.request.model import RouteKind
 from extproc.rollout.evidence import Sample
@@ -62,10 +61,10 @@ def usage_due(config: Config, model: Model, served: Served) -> bool:
         return False
     if number(served.metadata, "streamed") != 1.0 or kind in _USAGE_UNASKED:
         return True
-    # Where all versions are asked, a stream that was not had a client that asked itself. One that refused usage is rare
-    # and looks cut, whatever version it gets.
+    # Where one version is asked and another is not, streams of one would look cut, and those of the other whole. A
+    # client that refuses usage is rare, and looks cut whatever version it gets.
     pools = [config.pools.get(version.pool) for version in model.versions.values()]
-    return number(served.metadata, ASKED_USAGE) == 1.0 or all(pool is not None and pool.ask_usage for pool in pools)
+    return all(pool is not None and pool.ask_usage for pool in pools)
 
 
 def outcome_of(served: Served, *, due: bool) -> VersionOutcome:

@@ -110,8 +110,8 @@ async def _body(request: web.Request) -> bytes:
                     raise BodyTooLargeError(f"the body is longer than {MOST_BODY} bytes")
     except TimeoutError:
         raise BadQuestionError(f"the body did not arrive within {_BODY_S:g} s") from None
-    except web.RequestPayloadError:
-        raise BadQuestionError("the body is not what its headers say") from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise BadQuestionError("the body is not what its headers say, or ends early") from None
     return bytes(body)
 
 

@@ -1,5 +1,6 @@
 """The calls of operators on rollouts: the one implementation behind the command, HTTP and gRPC."""
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -39,6 +40,8 @@ from extproc.state.store import Store
 MOST_HISTORY: Final = 1000
 _TRIES: Final = 8
 """The controller, and other operators, may write in between."""
+_AGAIN_S: Final = 0.1
+"""All tries together take longer than a round of the controller."""
 _LINE_ID: Final = re.compile(r"\d{1,20}-\d{1,20}")
 
 log = logging.getLogger(__name__)
@@ -203,6 +206,8 @@ class RolloutCalls:
             if await self._store.put_document(GROUP, name, document):
                 await self._note(event)
                 return Changed(rollout=rollout, event=event)
+            # Somebody else was first, or the store fell back to an older document, which a keeper puts right.
+            await asyncio.sleep(_AGAIN_S)
         raise RolloutError(
             f"others change the rollout of model `{name}` all the time: look at its status, and try again"
         )
@@ -232,9 +237,15 @@ class RolloutCalls:
         return status_of(name, model, last.rollout if last else None, told.judgement if told else None, documents.now)
 
     def _last(self, documents: Documents, name: str) -> Known | None:
-        """The model's last rollout, from the store or, where that lost it, as it is remembered. Raises StoreError."""
-        kept = documents.found.get(name)
-        return rollout_documents.read(name, kept.revision, kept.payload) if kept else self._remembered().get(name)
+        """The model's last rollout: the store's or, where that lost it or fell back, as it is remembered.
+
+        Raises StoreError when the store's cannot be read.
+        """
+        kept, known = documents.found.get(name), self._remembered().get(name)
+        if kept is None:
+            return known
+        found = rollout_documents.read(name, kept.revision, kept.payload)
+        return found if known is None or rollout_documents.newer(found, known) else known
 
     async def _states(self, model: Model) -> States:
         """What was published of all endpoints of a model's pools."""

@@ -1,6 +1,7 @@
 """Sends one request to an engine and keeps its answer. Never through the gateway, and no fault of it is anybody's."""
 
 import contextlib
+import io
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -56,7 +57,7 @@ class Sender:
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
             async with self._session().post(
                 f"http://{letter.destination}{letter.path}",
-                data=aiohttp.BytesPayload(letter.body, content_type="application/json"),
+                data=io.BytesIO(letter.body),
                 headers=letter.headers,
                 timeout=aiohttp.ClientTimeout(total=letter.timeout_s, sock_connect=CONNECT_S),
                 allow_redirects=False,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.gateway import Gateway, gateway, prose
+from tests.engines.gateway import gateway, prose
 from tests.engines.vllm_engine import VllmEngine
 from tests.waiting import until_async
 
@@ -25,7 +25,9 @@ async def compared(folder: Path, model: str, engines: list[VllmEngine], adapter:
     if adapter:
         shadow["adapter"] = {"name": adapter}
     versions = {"v1": {"pool": "main", "weight": 1}, "v2": shadow}
-    sampled = {"version": "v2", "mode": "compare", "share": 1.0, "max_load": 1.0, "folder": str(folder / "results")}
+    # On two cores the shadow is far behind its client, and all of it is wanted.
+    sampled = {"version": "v2", "mode": "compare", "share": 1.0, "max_load": 1.0, "max_concurrent": 64}
+    sampled["folder"] = str(folder / "results")
     async with gateway(
         folder,
         model,
@@ -35,21 +37,21 @@ async def compared(folder: Path, model: str, engines: list[VllmEngine], adapter:
     ) as through:
         for number in range(REQUESTS):
             question = [{"role": "user", "content": prose(f"compared {number}", 200)}]
-            options = {"stream_options": {"include_usage": True}} if number % 2 else {}
-            await through.ask(question, max_tokens=TOKENS, temperature=0.0, stream=bool(number % 2), **options)
-        await until_async(lambda: whole(folder / "results"))
-        text = await said(through, folder, model)
-        print(text)
-        return json.loads(await said(through, folder, model, "--json"))
+            stream = number % 2 == 1
+            usage = {"include_usage": True} if stream else None
+            await through.ask(question, max_tokens=TOKENS, temperature=0.0, stream=stream, stream_options=usage)
+        found: list[Any] = []
+
+        async def whole() -> bool:
+            found.append(json.loads(await report(folder, model, "--json")))
+            return sum(int(shadow["number"]) for shadow in found[-1]["shadows"]) >= REQUESTS
+
+        await until_async(whole)
+        print(await report(folder, model))
+        return found[-1]
 
 
-async def whole(folder: Path) -> bool:
-    """Whether every result of the chats is written."""
-    lines = [line for file in folder.rglob("*.jsonl") for line in file.read_text().splitlines()]
-    return sum(json.loads(line)["api"] == "chat" for line in lines) == REQUESTS
-
-
-async def said(through: Gateway, folder: Path, model: str, *options: str) -> str:
+async def report(folder: Path, model: str, *options: str) -> str:
     """What `warmpath rollout report` prints."""
     command = [sys.executable, "-m", "extproc", "rollout", "report", model, "--config", str(folder / "warmpath.yaml")]
     process = await asyncio.create_subprocess_exec(
@@ -65,14 +67,14 @@ async def test_two_engines_of_one_model_say_the_same(
 ) -> None:
     """At temperature 0 every pair of answers is the same to the letter, of the same length and end."""
     [shadow] = (await compared(tmp_path, model_name, engines, ""))["shadows"]
-    assert shadow["exact"]["number"] == shadow["exact"]["of"] == REQUESTS
-    assert shadow["tokens_ratio"]["p50"] == 1.0
-    assert shadow["same_finish"]["number"] == REQUESTS
+    assert shadow["exact"]["number"] == shadow["exact"]["of"] >= REQUESTS
+    assert shadow["tokens_ratio"]["p10"] == shadow["tokens_ratio"]["p90"] == 1.0
+    assert shadow["same_finish"]["number"] == shadow["exact"]["of"]
 
 
 async def test_an_adapter_is_told_from_its_base(tmp_path: Path, model_name: str, engines: list[VllmEngine]) -> None:
     """The shadow gets the same requests under its own name, and answers otherwise."""
     [shadow] = (await compared(tmp_path, model_name, engines, "lora-a"))["shadows"]
-    assert shadow["exact"]["of"] == REQUESTS
-    assert shadow["exact"]["number"] < REQUESTS
+    assert shadow["exact"]["of"] >= REQUESTS
+    assert shadow["exact"]["number"] < shadow["exact"]["of"]
     assert shadow["similarity"]["p10"] < 1.0

@@ -141,21 +141,6 @@ async def test_an_answer_that_is_too_long_is_given_up(stand: Stand, monkeypatch:
     assert stand.copies.held == 0
 
 
-async def test_a_worker_that_does_not_read_holds_nobody_up(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """3.2 MB that no worker takes off Envoy's hands: with Envoy's own buffer of 1 MiB, this stood still for 15 s."""
-    stuck = asyncio.Event()
-
-    async def take(*_: object) -> None:
-        await stuck.wait()
-
-    monkeypatch.setattr(stand.copies, "take", take)
-    stand.desk.headers = {CAPTURE_HEADER: "1"}
-    async with asyncio.timeout(10.0):
-        status, body, _ = await stand.ask("n=400&size=8000")
-    stuck.set()
-    assert (status, body) == (200, whole(400, 8000))
-
-
 async def test_a_worker_that_fails_at_a_copy_is_not_noticed(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream of the copy breaks in the middle of the answer, which goes on."""
 

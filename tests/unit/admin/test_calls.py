@@ -1,5 +1,6 @@
 """The calls of operators, on a store in memory."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -280,6 +281,27 @@ async def test_a_rollout_that_the_store_lost_can_be_aborted() -> None:
     await at.store.drop_document("rollouts", "chat")
     with pytest.raises(RolloutError, match="is running"):
         await started(at)
+
+
+async def test_a_store_that_fell_back_is_not_believed() -> None:
+    """Of a failover that lost the last change: what is asked is done once a keeper has put the newer document back."""
+    at = await stage()
+    await started(at)
+    old = (await at.kept()).found["chat"]
+    await at.calls.pause("chat", Change(), "ann")
+    new = (await at.kept()).found["chat"]
+    at.remembered = {"chat": read("chat", new.revision, new.payload)}
+    await at.store.drop_document("rollouts", "chat")
+    await at.put(old.payload, old.revision)
+    [status] = (await at.calls.status("chat")).statuses
+    assert status.rollout is not None
+    assert status.rollout.phase == "paused"
+    aborting = asyncio.create_task(at.calls.abort("chat", Change(), "ann"))
+    await asyncio.sleep(0.05)
+    assert decode((await at.kept()).found["chat"].payload).phase == "running"
+    await at.put(new.payload, new.revision)
+    assert (await aborting).rollout.phase == "aborted"
+    assert (await at.kept()).found["chat"].revision == new.revision + 1
 
 
 async def test_a_document_that_cannot_be_read_is_not_written_over() -> None:

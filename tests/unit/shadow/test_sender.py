@@ -31,7 +31,7 @@ class Engine:
 
     async def start(self) -> web.AppRunner:
         """Listen on a free port."""
-        app = web.Application()
+        app = web.Application(client_max_size=1 << 24)
         app.router.add_post("/{how}", self._answer)
         runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
@@ -104,6 +104,17 @@ async def test_what_goes_wrong_is_the_answer(engine: Engine, how: str, status: i
     """Half an answer, a refusal, a redirect that is not followed, none in time."""
     answer = await asked(engine.address, how, timeout_s=0.3 if how == "silent" else 5.0)
     assert (answer.status, answer.flaw) == (status, flaw)
+
+
+async def test_a_large_body_is_sent_whole(engine: Engine) -> None:
+    """With its length, as engines that take no chunks need it."""
+    sender, body = Sender(time.monotonic), b'{"a":"' + b"x" * 1_500_000 + b'"}'
+    collector = Collector(RouteKind.CHAT, True, time.monotonic())
+    await sender.send(Letter(engine.address, "/whole", passed({}), body, 10.0), collector)
+    await sender.close()
+    [(headers, got)] = engine.got
+    assert got == body
+    assert headers["content-length"] == str(len(body))
 
 
 async def test_an_engine_that_is_not_there_is_unreached() -> None:

@@ -145,6 +145,8 @@ async def test_a_token_is_shown_to_who_asks_for_it(run: Run, tmp_path: Path, mon
         (["status", "--url", "http://x:1/path"], "--url: write it as"),
         (["status", "--url", "http://x:99999"], "--url: write it as"),
         (["status", "--url", "http://[x"], "--url: write it as"),
+        (["status", "--url", "http://no such host:1"], "--url: write it as"),
+        (["status", "--url", "http://x\x7f:1"], "--url: write it as"),
         (["status", "--token-file", "/none"], "admin_token: /none: cannot be read"),
         (["status", "\udcff"], "MODEL: not UTF-8 text"),
         (["status", "--config", "/none"], "/none: cannot be read"),
@@ -184,6 +186,13 @@ async def test_something_else_that_listens_there_is_told(answer: bytes) -> None:
         with pytest.raises(WarmpathError) as caught:
             await asyncio.to_thread(client.ask, "GET", ("chat",))
     assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["a" * 70, "a..b"])
+def test_a_name_that_cannot_be_one_is_told(host: str) -> None:
+    """Resolvers refuse it, each in its own way."""
+    with pytest.raises(WarmpathError, match="does not answer"):
+        rollout_client.client_of(config(), f"http://{host}:1", None).ask("GET", ())
 
 
 def test_a_url_without_a_port_or_with_tls_is_one() -> None:

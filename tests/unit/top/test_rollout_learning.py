@@ -110,8 +110,8 @@ def test_usage_that_nobody_asked_for_is_missed_in_no_stream() -> None:
     ("told", "ask_usage", "due"),
     [
         ({}, False, False),
-        ({"asked_usage": 1.0}, False, True),
         ({}, True, True),
+        ({"asked_usage": 1.0}, True, True),
         ({"streamed": 0.0}, False, True),
         ({"kind": "responses"}, False, True),
         ({"kind": "messages"}, False, True),
@@ -125,11 +125,12 @@ def test_when_an_answer_must_have_usage(told: dict[str, str | float], ask_usage:
     assert usage_due(both, both.models["m"], served(told=told)) is due
 
 
-def test_a_client_that_asked_itself_is_known_only_where_every_version_is_asked() -> None:
-    """Else streams of one version would look cut, and those of the other whole."""
+def test_streams_are_known_to_be_cut_only_where_every_version_is_asked() -> None:
+    """Else those of one version would look cut, and those of the other whole."""
     mixed = settings(ask_usage=True)
     mixed = msgspec.structs.replace(mixed, pools={**mixed.pools, "p1": settings().pools["p1"]})
     assert not usage_due(mixed, mixed.models["m"], served())
+    assert not usage_due(mixed, mixed.models["m"], served(told={"asked_usage": 1.0}))
 
 
 def test_an_answer_without_tokens_by_nature_is_not_empty() -> None:

@@ -127,6 +127,11 @@ class Stand:
         told = {"x-request-id": request_id, "authorization": "Bearer secret", AVOID: avoid}
         return await self.shadowing.decide(Call("POST", "/v1/chat/completions?a=1", told, raw))
 
+    async def idle(self) -> None:
+        """Return once no comparison is under way."""
+        async with asyncio.timeout(10.0):
+            await self.jobs.idle()
+
     def counted(self) -> dict[str, int]:
         """Requests that were drawn, by what became of them."""
         return {
@@ -163,7 +168,7 @@ async def test_a_compared_request(stand: Stand) -> None:
     assert not [name for name in letter.headers if name in ("authorization", "x-request-id")]
     stand.post.answers.set()
     stand.copies.give(decision.charge_id, copy_of(WHOLE))
-    await stand.jobs.idle()
+    await stand.idle()
     assert stand.counted() == {"compared": 1}
     [result] = (await read(stand.store, "m", 0.0, 9)).results
     assert (result.id, result.primary, result.shadow, result.prompt_tokens) == ("id", "old", "new", 7)
@@ -287,7 +292,7 @@ async def test_without_the_client_s_answer_the_shadow_is_given_up(
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     stand.copies.give(decision.charge_id, copy)
-    await stand.jobs.idle()
+    await stand.idle()
     assert stand.counted() == {outcome: 1}
     assert stand.post.given_up == 1
 
@@ -296,7 +301,7 @@ async def test_a_request_that_ends_without_a_copy_ends_the_comparison(stand: Sta
     """Envoy was restarted, or its client left before anything was answered."""
     decision = await stand.ask()
     await stand.shadowing.settle(decision)
-    await stand.jobs.idle()
+    await stand.idle()
     assert stand.counted() == {"no_copy": 1}
     assert stand.settled == [decision.charge_id]
     assert len(stand.copies) == 0
