@@ -9,7 +9,15 @@ from extproc.config import Config, Model, Shadow, split_address
 from extproc.errors import ConfigError
 
 _OTHERS: Final = 0o007
-_OF_COMPARISONS: Final = ("keep", "folder", "refusals", "embed_url")
+_OF_COMPARISONS: Final = (
+    "timeout_s",
+    "keep",
+    "folder",
+    "max_results",
+    "keep_s",
+    "refusals",
+    "embed_url",
+)
 
 
 def warnings(config: Config) -> Iterator[str]:
@@ -87,6 +95,8 @@ def _shadow(place: str, model: Model, shadow: Shadow) -> Iterator[str]:
         for key in _OF_COMPARISONS:
             if getattr(shadow, key) != getattr(default, key):
                 yield f"{place}.{key}: has no effect while mode is mirror, which drops answers: write `mode: compare`"
+    if shadow.embed_model and not shadow.embed_url:
+        yield f"{place}.embed_model: has no effect without embed_url: name the engine that has it, or remove it"
     if shadow.share == 0.0:
         yield f"{place}.share: is 0: nothing is sent to version `{shadow.version}`: raise it, or remove `shadow`"
 

@@ -60,7 +60,7 @@ class Shadow(Section, frozen=True, kw_only=True):
         mode: `mirror` has Envoy send them again and drops the answers; `compare` keeps and compares both answers.
         max_concurrent: most of them at once, of each worker.
         max_load: none while the shadow's or the client's pool has this share of its room in use.
-        timeout_s: longest time that one of them takes; `compare` only.
+        timeout_s: longest time that one of them takes.
         keep: what is stored of a comparison: numbers and hashes, the answers too, or the prompts too.
         folder: folder on the sidecar's hosts that results are written to, as JSONL; empty for a stream in Redis.
         max_results: results that are kept, the newest.

@@ -14,7 +14,7 @@ from extproc.choose.fleet import Endpoint, Pool
 from extproc.choose.policies import Ask, Rung, Weights
 from extproc.config import Config
 from extproc.continuing import Pins, follows_of
-from extproc.envoy.contract import CONTINUED, EPOCH, MODEL, UNIT, VERSION, Decision
+from extproc.envoy.contract import BRIEF, CONTINUED, EPOCH, MODEL, UNIT, VERSION, Decision
 from extproc.request.model import Request, RouteKind
 from extproc.rollout.split import Choice
 from extproc.state.exact_blocks import TokenPrompt, chain_of
@@ -322,4 +322,6 @@ def decision_of(
         began = request.follows or request.previous_response or choice.why == "running"
         if began or reservation.pinned or reservation.moved:
             metadata[CONTINUED] = 1.0
+        if request.max_tokens is not None and request.max_tokens <= 1:
+            metadata[BRIEF] = 1.0
     return Decision(pool.name, destinations, facts.charge_id, metadata, asked.body, request.model)

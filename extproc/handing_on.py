@@ -20,6 +20,8 @@ from extproc.errors import WorkerError
 _LOOK_S: Final = 2.0
 """Workers are asked for their ids no more often."""
 _MOST_TASKS: Final = 64
+_CLOSE_S: Final = 1.0
+"""What is being handed on has as long as a call may take."""
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,10 @@ class HandingOn:
         self._looking = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         copies.hand_on = self.hand_on
+
+    def __len__(self) -> int:
+        """Workers that it has connections for."""
+        return len(self._channels)
 
     def hand_on(self, charge_id: str, copy: Copy | None) -> None:
         """See `copies.HandOn`. Must be called in a loop."""
@@ -98,6 +104,9 @@ class HandingOn:
             for address in found:
                 if address not in self._channels:
                     self._channels[address] = inner.channel(address)
+            gone = [self._channels.pop(address) for address in self._channels.keys() - set(found)]
+            self._owners = {owner: address for owner, address in self._owners.items() if address in found}
+            await asyncio.gather(*(each.close(_CLOSE_S) for each in gone))
             answers = await asyncio.gather(*(self._id_of(address) for address in found))
             self._owners = {owner: address for owner, address in zip(answers, found, strict=True) if owner}
             self._looked_at = now

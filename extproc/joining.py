@@ -118,6 +118,7 @@ class Joining:
             if not isinstance(found, PoolLearnt) or name != POOL:
                 raise DamagedError("a snapshot is of something else")
             await in_slices(self._known.lengths.resume(found))
+            self._known.conversations.resume(found.kept, then)
             return
         if found.learnt.endpoint != name or found.pieces != PIECES:
             raise DamagedError("a snapshot is of something else")

@@ -18,6 +18,8 @@ from extproc.rollout_client import Client, client_of
 _OVER: Final = ("retired", "rolled_back", "aborted")
 _GIVEN_UP: Final = ("rolled_back", "aborted")
 _EVERY_S: Final = 2.0
+_MOST_FAILURES: Final = 150
+"""Looks in a row that may fail, five minutes of them."""
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _NO_CONFIG: Final = Config(models={}, pools={})
 """For who asks a keeper elsewhere, and has no configuration here."""
@@ -64,14 +66,30 @@ def _config(arguments: argparse.Namespace) -> Config | None:
 
 def _status(client: Client, config: Config | None, arguments: argparse.Namespace) -> int:
     path = (arguments.model,) if arguments.model else ()
+    heard = False
     while True:
-        told = client.ask("GET", path)
+        told, heard = _looked(client, path, patient=heard), True
         found = _read(told, Statuses).statuses
         text = "\n".join(rollout_text.of_status(each, config) for each in found)
         _show(arguments, told, text or "no model has versions: see docs/rollouts.md\n", again=arguments.watch)
         phases = [each.rollout.phase for each in found if each.rollout is not None]
         if not arguments.watch or all(phase in _OVER for phase in phases):
             return 1 if arguments.watch and any(phase in _GIVEN_UP for phase in phases) else 0
+        time.sleep(_EVERY_S)
+
+
+def _looked(client: Client, path: tuple[str, ...], *, patient: bool) -> bytes:
+    """One look. A patient one waits for keepers that start again, and for Redis. Raises WarmpathError."""
+    failures = 0
+    while True:
+        try:
+            return client.ask("GET", path)
+        except WarmpathError as error:
+            if not patient or failures == _MOST_FAILURES:
+                raise
+            if not failures:
+                sys.stderr.write(f"warmpath: {error}; trying again\n")
+        failures += 1
         time.sleep(_EVERY_S)
 
 

@@ -2,6 +2,8 @@
 
 All workers look at the documents four times a second, so a step or a rollback holds everywhere within half a second.
 What was known stays known while the store is gone, empty or damaged: traffic moves only because somebody said so.
+A document that stays away is put back: keepers do it at once, and workers where no keeper is left that knew it, since
+traffic would go on by a rollout that nobody can see, judge or abort.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from extproc.rollout.evidence import Recorder
 from extproc.rollout.split import Split
 from extproc.rollout.state import ACTIVE, GROUP, Rollout, evidence_name
 from extproc.splits import with_splits
+from extproc.state.document_store import Document, Documents
 from extproc.surroundings import Surroundings
 from extproc.telemetry.rollout_metrics import VersionMetrics
 
@@ -30,6 +33,8 @@ LOOK_S: Final = 0.25
 TELL_S: Final = 0.5
 _QUIET_S: Final = 2.0
 """How long the store may be silent before that is said."""
+PUT_BACK_S: Final = 5.0
+"""How long keepers, who know the newest document, are left to put back what the store lost."""
 _JITTER: Final = 0.1
 """Looks are spread by this share, so that workers do not beat in step."""
 AGAIN_S: Final = 10.0
@@ -74,6 +79,7 @@ class Following:
         self._clock = clock
         self._chance = chance or random.Random()  # noqa: S311 -- it only spreads load
         self._remembered = Remembered()
+        self._missing: dict[str, float] = {}
         self._lost_at = math.inf
         self._said = False
         self._offset_s = 0.0
@@ -123,6 +129,27 @@ class Following:
             for name in changed:
                 self._begin(around.rollouts[name])
         self._looked.set()
+        await self._put_back(documents)
+
+    async def _put_back(self, documents: Documents) -> None:
+        """See that what the store has lost for long comes back to it."""
+        now, known = self._clock.monotonic(), self._remembered.known
+        gone = [name for name in known if name not in documents.found and self._serves(known[name].rollout)]
+        self._missing = {name: self._missing.get(name, now) for name in gone}
+        for name, since in self._missing.items():
+            if now - since < PUT_BACK_S:
+                continue
+            document = Document(known[name].revision, known[name].payload)
+            try:
+                if await self._around.store.put_document(GROUP, name, document):
+                    log.warning("a rollout that the store and all keepers had lost is put back", extra={"model": name})
+            except StoreError as error:
+                log.debug("a rollout is put back later", extra={"model": name, "error": str(error)})
+
+    def _serves(self, rollout: Rollout) -> bool:
+        """Whether the configuration has what a rollout is about."""
+        model = self._around.config.models.get(rollout.model)
+        return model is not None and rollout.canary in model.versions
 
     def _begin(self, rollout: Rollout) -> None:
         """Take note of a rollout that changed: measure anew when a step begins."""

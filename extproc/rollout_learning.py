@@ -8,7 +8,7 @@ What Envoy 1.40 tells of answers that did not end as they should:
 | answered 5xx itself | that | none; `URX` after retries | none |
 | reset or closed the connection in the middle of the body | 200 | `UPE` | none, even where it was asked for |
 | ended its stream in good order before its time | 200 | none | none, even where it was asked for |
-| ended it without any token | 200 | none | no tokens, or none and no byte |
+| ended it without saying anything | 200 | none | one token, that of the end; or none; or none and no byte |
 
 A stream that ends early in good order looks like a whole one whose client asked for no usage. It is known by usage that
 is missing where it is due: in all whole answers and streams of the Responses API, in others where the pools of all
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from extproc.config import Config, Model
-from extproc.envoy.contract import CONTINUED, EPOCH, MODEL, UNIT, VERSION, Served
+from extproc.envoy.contract import BRIEF, CONTINUED, EPOCH, MODEL, UNIT, VERSION, Served
 from extproc.learner import engine_ttft_s, number, output_tokens, tells_ttft
 from extproc.request.model import RouteKind
 from extproc.rollout.evidence import Sample
@@ -27,8 +27,9 @@ from extproc.telemetry.metrics import CUT, GONE
 from extproc.telemetry.rollout_metrics import VersionOutcome
 
 _OK: Final = 200
-_FULL: Final = frozenset({429, 503})
-"""What an engine without room answers; it is the capacity that is at fault then, not the version."""
+_OF_ENGINES: Final = frozenset({401, 403, 404, 429})
+"""What clients of a healthy version hardly ever get of an engine: its key, its model's name and its room are not theirs
+to choose. Keys, names of models and limits are looked at before an engine is chosen."""
 _UNBEGUN: Final = frozenset({"headers", "first_token"})
 _GENERATES: Final = frozenset({RouteKind.CHAT, RouteKind.COMPLETION, RouteKind.RESPONSES, RouteKind.MESSAGES})
 """APIs whose answers have output tokens."""
@@ -70,8 +71,9 @@ def usage_due(config: Config, model: Model, served: Served) -> bool:
 def outcome_of(served: Served, *, due: bool) -> VersionOutcome:
     """How a decided request ended for its version; `due` says that a whole answer has usage.
 
-    `neutral` is what no version is to blame for: a refusal, want of room, a client that broke the protocol or does not
-    read, an answer that was longer than allowed.
+    `neutral` is what no version is to blame for: a bad request, a client that broke the protocol or does not read, an
+    answer that was longer than allowed. Want of room is a failure: the baseline under the same load has room, and a
+    canary that refuses everybody must not stay for that it is never wrong.
     """
     flags, status = set(served.flags), served.status
     if served.stage:
@@ -82,9 +84,7 @@ def outcome_of(served: Served, *, due: bool) -> VersionOutcome:
         return "broken" if status == _OK else "failed"
     if status == _OK:
         return "broken" if _is_empty(served) or (due and served.output_tokens < 0) else "ok"
-    if status in _FULL:
-        return "failed" if "UH" in flags else "neutral"
-    return "failed" if status >= 500 else "neutral"
+    return "failed" if status >= 500 or status in _OF_ENGINES else "neutral"
 
 
 def _of_stage(served: Served) -> VersionOutcome:
@@ -98,8 +98,12 @@ def _of_stage(served: Served) -> VersionOutcome:
 
 
 def _is_empty(served: Served) -> bool:
-    generates = served.metadata.get("kind") in _GENERATES
-    return served.response_bytes <= 0 or (generates and served.output_tokens == 0)
+    if served.response_bytes <= 0:
+        return True
+    tokens = output_tokens(served)
+    # vLLM counts the token that ends an answer: one that says nothing has one (0.32).
+    least = 1.0 if number(served.metadata, BRIEF) == 1.0 else 2.0
+    return served.metadata.get("kind") in _GENERATES and 0.0 <= tokens < least
 
 
 def sample_of(served: Served, endpoint: str, outcome: VersionOutcome, counted: float = -1.0) -> Sample | None:

@@ -11,7 +11,7 @@ from extproc.admin.values import Changed, History, Started, Status
 from extproc.config import Config
 from extproc.rollout.advance import waits_for
 from extproc.rollout.gates import Gate
-from extproc.rollout.state import Event, Rollout
+from extproc.rollout.state import ACTIVE, Event, Rollout
 
 _WORDS: Final = {
     "running": "is running",
@@ -47,6 +47,8 @@ def _of_rollout(status: Status, rollout: Rollout) -> list[str]:
         f"rollout {rollout.id} to version {rollout.canary} {_WORDS[rollout.phase].format(canary=rollout.canary)}; "
         f"it began {_at(rollout.started)}"
     ]
+    if rollout.phase in ACTIVE and rollout.canary not in {each.name for each in status.versions}:
+        lines.append(f"it stands still: warmpath.yaml has no version {rollout.canary} of the model any more; abort it")
     if rollout.phase in ("running", "paused"):
         steps = ", ".join(f"{_percent(share)}" for share in plan.steps)
         since = f"{_percent(rollout.share)} since {_at(rollout.entered)}"
@@ -82,6 +84,8 @@ def _judged(status: Status, rollout: Rollout) -> list[str]:
         f"answers that count: {judgement.canary:,} of version {rollout.canary}, {judgement.baseline:,} of the others "
         f"({need:,} of each are needed), told by {judgement.parts} workers"
     ]
+    if judgement.unread:
+        lines.append(f"what {judgement.unread} workers told cannot be read: are they of another release?")
     if judgement.gates:
         rows = [_gate_row(gate) for gate in judgement.gates]
         header = ["", "gate", "canary", "baseline", "tolerance", "evidence", "fails at", "samples", ""]

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from extproc import continuing, deciding, noting, reading, versions
+from extproc import continuing, deciding, keeping, noting, reading, versions
 from extproc.avoiding import hinted
 from extproc.choose import chooser
 from extproc.choose.fleet import Pool
@@ -155,7 +155,9 @@ class Router:
             return asked, pool
         current, new_id = self._current(), self._around.new_response_id
         request = reading.unminted(asked)
-        choice = await versions.settled(asked.choice, request, current.around, self._around.store)
+        now, store = self._clock.monotonic(), self._around.store
+        fresh = self._around.fresh(asked.choice.model)
+        choice = await versions.settled(asked.choice, request, current.around, store, now, fresh=fresh)
         # The fleet may be another one by now; the pools of a configuration stay.
         current = self._current()
         return reading.on_version(asked, call, choice, current.around, current.volatile, new_id)
@@ -230,6 +232,8 @@ class Router:
             deltas = known.sent(deltas, asked.chains, ask.held_tokens.get(picked.endpoint.id))
         for delta in deltas:
             self._publisher.publish(pool.name, delta)
+        if asked.choice is not None and (kept := keeping.used(asked.choice, known, around.config, ended)) is not None:
+            self._publisher.publish(pool.name, kept)
         predicted = deciding.predicted_ttft_ms(
             picked.endpoint, picked.uncached, reservation.backlog_tokens, around.config.routing.rate_factor
         )

@@ -127,7 +127,9 @@ class Saving:
         """
         at = as_id(self._follower.taken)
         if name == POOL:
-            learnt = msgspec.structs.replace(self._known.lengths.learnt(), numbers=dict(self._follower.numbers))
+            kept = self._known.conversations.learnt(self._now())
+            learnt = self._known.lengths.learnt()
+            learnt = msgspec.structs.replace(learnt, numbers=dict(self._follower.numbers), kept=kept)
             parts = await asyncio.to_thread(snapshots.of_pool, learnt)
         else:
             snapshot = await self._copy(name)

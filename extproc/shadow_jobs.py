@@ -121,6 +121,7 @@ class Jobs:
         self._clock = clock
         self._models: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unembedded: set[str] = set()
         self._patterns: tuple[Config, dict[str, tuple[re.Pattern[str], ...]]] | None = None
 
     def under_way(self, model: str) -> int:
@@ -195,15 +196,22 @@ class Jobs:
         comparison = scored.comparison
         shadow = job.shadow
         if shadow.embed_url and comparison.outcome == "compared":
-            meaning = await self._alike(scored, shadow)
+            meaning = await self._alike(job.model, scored, shadow)
             comparison = msgspec.structs.replace(comparison, meaning=meaning)
         kept = result(job.about(), comparison, scored.primary, scored.shadow, shadow.keep, settings.key)
         await self._results.add(kept, shadow)
         return comparison.outcome
 
-    async def _alike(self, scored: Scored, shadow: Shadow) -> float | None:
+    async def _alike(self, model: str, scored: Scored, shadow: Shadow) -> float | None:
+        """How alike both are in meaning; that an engine embeds nothing is said once, until it does again."""
         embedder = Embedder(self._sender.session())
-        return await embedder.alike(shadow.embed_url, shadow.embed_model, scored.primary.text, scored.shadow.text)
+        meaning = await embedder.alike(shadow.embed_url, shadow.embed_model, scored.primary.text, scored.shadow.text)
+        if embedder.failed and model not in self._unembedded:
+            self._unembedded.add(model)
+            log.warning("answers are not compared in meaning: embed_url gives no embeddings", extra={"model": model})
+        elif not embedder.failed and meaning is not None:
+            self._unembedded.discard(model)
+        return meaning
 
     def _refusals(self, job: Job) -> tuple[re.Pattern[str], ...]:
         """What tells refusals of a model; compiled once a configuration."""

@@ -172,6 +172,7 @@ class Surroundings(msgspec.Struct):
         picks: is told of each pick; None where nobody wants to know.
         meter: keeps up how much is used; None where nobody does.
         rollouts: by model, the last that is known of its rollout.
+        fresh: whether a model's weights changed so lately that other workers may still go by those before.
         believed_until: until when what engines told may be believed without another look, in monotonic seconds.
     """
 
@@ -189,4 +190,5 @@ class Surroundings(msgspec.Struct):
     picks: Picks | None = None
     meter: Meter | None = None
     rollouts: Mapping[str, Rollout] = {}
+    fresh: Callable[[str], bool] = lambda _: False
     believed_until: float = math.inf

@@ -1,8 +1,8 @@
 """Which version of its model a request gets: plain functions of values, and one look for conversations that run.
 
 The version follows from the weights and from a keyed hash of what stays together, so every worker comes to the same one
-without asking anybody. Only when weights have changed, and would have put a conversation elsewhere before, the store is
-asked whether it runs there.
+without asking anybody. Only when weights have changed, and would have put a conversation elsewhere before, it matters
+where it runs: workers know that of those that ran when the weights changed (see `keeping`), else the store is asked.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from extproc.errors import StoreError, UnknownModelError, UnknownVersionError
 from extproc.request.conversation import beginning, turns_before
 from extproc.request.model import Request, RouteKind
 from extproc.request.session import hash_key
-from extproc.rollout.split import By, Choice, Split, Why, chosen
+from extproc.rollout.split import By, Choice, Split, Why, chosen, of_weights
 from extproc.state.knowledge import PoolKnowledge
 from extproc.state.store import Store
 
@@ -31,6 +31,8 @@ _PERSON: Final = b"warmpath version"
 _UNIT_BYTES: Final = 16
 _CONVERSATIONS: Final = frozenset({RouteKind.CHAT, RouteKind.RESPONSES, RouteKind.MESSAGES})
 _EVERYBODY: Final = "*"
+_LONGER: Final = 1.25
+"""Conversations are remembered for so many lives of a pin: that one was used again is told only so often."""
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
@@ -129,14 +131,20 @@ def available(choice: Choice, split: Split, fleet: Fleet) -> Choice:
 
     An answer of the version in use is worth more to a client than a 503 that keeps to a share. Who asked for a version
     wants that one or an error; a stored response is nowhere else. The main version comes first, then those of more
-    weight. When none has an endpoint, the choice stays.
+    weight, then those that had some before and still may have conversations. When none has an endpoint, the choice
+    stays.
     """
     if choice.why in ("tester", "response") or _serves(fleet, choice.pool):
         return choice
-    weights = split.weights
+    # Versions that conversations may still run on serve as well: the old one is kept warm for a canary that has all.
+    weights: dict[str, float] = {}
+    for each in (split.weights, *split.earlier):
+        for version, part in each.items():
+            if part > 0.0:
+                weights.setdefault(version, part)
     others = sorted(
-        (version for version in split.pools if weights.get(version, 0.0) > 0.0),
-        key=lambda version: (version != split.main, -weights[version]),
+        (version for version in split.pools if version in weights),
+        key=lambda version: (version not in split.weights, version != split.main, -weights[version]),
     )
     for version in others:
         if _serves(fleet, pool := split.pools[version]):
@@ -144,7 +152,33 @@ def available(choice: Choice, split: Split, fleet: Fleet) -> Choice:
     return choice
 
 
-async def settled(choice: Choice, request: Request, around: Around, store: Store) -> Choice:
+def is_conversation(choice: Choice) -> bool:
+    """Whether a version is chosen for a conversation, which is to keep it."""
+    return choice.by in {"session", "conversation"}
+
+
+def remembered(choice: Choice, around: Around, now: float) -> tuple[str, str]:
+    """Version and pool in which a conversation was known to run last; two empty texts when this worker knows of none.
+
+    Only those that the present weights give, or gave before, are looked at: nobody stays on a version that was rolled
+    back or retired.
+    """
+    if not is_conversation(choice):
+        return "", ""
+    places = ((choice.version, choice.pool), *choice.earlier)
+    last = [around.knowledge[pool].conversations.last(choice.digest) for _, pool in places]
+    newest = max(last)
+    return places[last.index(newest)] if newest >= now - life_s(around.config) else ("", "")
+
+
+def life_s(config: Config) -> float:
+    """How long a conversation is remembered, in seconds."""
+    return _LONGER * config.routing.session.ttl_s
+
+
+async def settled(
+    choice: Choice, request: Request, around: Around, store: Store, now: float, *, fresh: bool = False
+) -> Choice:
     """The version of a request whose weights have changed: the one that its conversation runs on, else the choice.
 
     Args:
@@ -152,10 +186,13 @@ async def settled(choice: Choice, request: Request, around: Around, store: Store
         request: the request as its client sent it.
         around: who is there.
         store: has the pins.
+        now: present time, by the clock of what is known of conversations.
+        fresh: the weights changed a moment ago, and other workers may still go by those before.
     """
     kept = msgspec.structs.replace(choice, earlier=())
     if _found_by(around.config, around.fleet.pools[choice.pool], request):
-        version, pool = await _runs_on(choice, request, around, store)
+        known = ("", "") if request.previous_response else remembered(choice, around, now)
+        version, pool = known if known[1] else await _runs_on(choice, request, around, store, fresh=fresh)
         if pool != choice.pool:
             why: Why = "response" if request.previous_response else "running"
             kept = msgspec.structs.replace(kept, version=version, pool=pool, why=why)
@@ -179,30 +216,38 @@ def _found_by(config: Config, pool: Pool, request: Request) -> str:
     return pins.key or pins.next_key
 
 
-async def _runs_on(choice: Choice, request: Request, around: Around, store: Store) -> tuple[str, str]:
-    """Version and pool that a conversation, or a stored response, has."""
+async def _runs_on(choice: Choice, request: Request, around: Around, store: Store, *, fresh: bool) -> tuple[str, str]:
+    """Version and pool that a conversation, or a stored response, has; those of the choice when nobody knows of it.
 
-    async def pinned(pool: str) -> str:
-        return await store.pinned(pool, _found_by(around.config, around.fleet.pools[pool], request))
+    The store may not answer, or may have lost its pins. Then what this worker pinned itself counts, and whose turns the
+    others told it of.
+    """
 
-    own = (choice.version, choice.pool)
-    try:
-        for version, pool in choice.earlier:
-            if await pinned(pool):
-                return version, pool
-    except StoreError:
-        # Nobody knows what the others pinned: what this worker itself has pinned or been told of counts.
+    async def pinned(pool: str) -> bool:
         with contextlib.suppress(StoreError):
-            if await pinned(choice.pool):
-                return own
-    else:
-        return own
+            return bool(await store.pinned(pool, _found_by(around.config, around.fleet.pools[pool], request)))
+        return False
+
+    for version, pool in choice.earlier:
+        if await pinned(pool):
+            return version, pool
+    own = (choice.version, choice.pool)
     for turn in turns_before(request):
         for version, pool in (own, *choice.earlier):
             if around.knowledge[pool].continued(turn) is not None:
                 return version, pool
-    # All workers take the same version of a conversation that they know nothing of.
-    return own if request.previous_response else choice.earlier[-1]
+    # All workers believe the same of one that they know nothing of, whether the store is silent or says nothing.
+    before = _before(choice, around) if fresh and is_conversation(choice) else own
+    return own if before == own or await pinned(choice.pool) else before
+
+
+def _before(choice: Choice, around: Around) -> tuple[str, str]:
+    """Version and pool by the weights that were in force before those of now."""
+    split = around.fleet.splits.get(choice.model)
+    if split is None or not split.earlier:
+        return choice.version, choice.pool
+    version = of_weights(split.earlier[0], choice.digest)
+    return (version, split.pools[version]) if version in split.pools else (choice.version, choice.pool)
 
 
 def _choice(request: Request, headers: Mapping[str, str], split: Split, around: Around) -> Choice:

@@ -20,7 +20,7 @@ from extproc.envoy import server as grpc_server
 from extproc.envoy.access_log import AccessLog
 from extproc.envoy.authorize import Authorizer
 from extproc.envoy.contract import HEALTH_CHECK_S, NOT_READY_AFTER
-from extproc.envoy.copies import Copies
+from extproc.envoy.copies import MESSAGE, Copies
 from extproc.envoy.health import Health
 from extproc.envoy.processor import Limits, Processor
 from extproc.envoy.rate_limit import RateLimits
@@ -31,6 +31,7 @@ from extproc.fleet.pulse import Pulse
 from extproc.gossip import Gossip
 from extproc.handing_on import HandingOn
 from extproc.judging import Judging
+from extproc.keeping import Keeping
 from extproc.key_file import KeyFile
 from extproc.learner import Learner
 from extproc.limiting import Limiting
@@ -99,6 +100,7 @@ class Parts(msgspec.Struct, frozen=True):
     following: Following
     shadowing: Shadowing
     handing_on: HandingOn
+    keeping: Keeping
 
 
 async def run(config: Config, path: Path, settings: Sequence[str], index: int) -> int:
@@ -124,14 +126,14 @@ async def run(config: Config, path: Path, settings: Sequence[str], index: int) -
     handlers = [part.handler() for part in services]
     server = grpc_server.make_server(
         [*handlers, inner.handler(parts.showing.page, parts.explainer, parts.ending.asked, parts.handing_on.taken)],
-        max_body_bytes=config.gateway.max_body_bytes,
+        max_body_bytes=max(config.gateway.max_body_bytes, MESSAGE),
     )
     grpc_server.bind(server, address)
     await server.start()
     watcher = reload.Watcher(path, settings, config, apply)
     ready = asyncio.create_task(_be_ready(parts, address))
-    forever = (parts.upkeep, parts.gossip, parts.keys, parts.overload, parts.following, parts.shadowing, watcher)
-    running = [asyncio.create_task(each.run()) for each in forever]
+    forever = (parts.upkeep, parts.gossip, parts.keys, parts.overload, parts.following, parts.keeping)
+    running = [asyncio.create_task(each.run()) for each in (*forever, parts.shadowing, watcher)]
     background = [ready, *running]
     code = await until_stopped(background)
     ready.cancel()
@@ -214,6 +216,7 @@ def compose(config: Config, index: int = 0) -> Parts:
         following=following,
         shadowing=shadowing,
         handing_on=HandingOn(copies, replica, lambda: workers(gateway.sidecar), clock),
+        keeping=Keeping(around, gossip, clock),
     )
 
 

@@ -32,7 +32,7 @@ from extproc.fleet.rollouts import Status as Judged
 from extproc.fleet.rollouts import statuses as judgements
 from extproc.rollout import advance
 from extproc.rollout.state import GROUP, Event, Rollout, decode_event, encode
-from extproc.state.document_store import Document, Documents
+from extproc.state.document_store import Document, Documents, NotTakenError
 from extproc.state.endpoint import EndpointState
 from extproc.state.endpoint import decode as decode_state
 from extproc.state.store import Store
@@ -52,7 +52,7 @@ Step = Callable[[Rollout | None, float], tuple[Rollout, Event]]
 class RolloutCalls:
     """The calls. Each takes the name of a model, or an alias, and raises errors of the tree.
 
-    `StoreError` says that the shared store is away. A change may have been made all the same; who repeats it is told.
+    `StoreError` says that the shared store is away. Where a change may have been made all the same, its text says so.
     """
 
     def __init__(
@@ -122,10 +122,23 @@ class RolloutCalls:
         return Statuses([self._status(name, config.models[name], documents, judged) for name in names])
 
     async def promote(self, model: str, ask: Promote, by: str) -> Changed:
-        """Go on at once. Raises UnknownModelError, UnknownRolloutError, RolloutError, StoreError."""
-        return await self._changed(
-            model, ask, lambda last, now: advance.promote(last, now, by, _plain(ask.text), full=ask.full)
-        )
+        """Go on at once from the step that stands now, and from no other one.
+
+        Raises UnknownModelError, UnknownRolloutError, RolloutError, StoreError.
+        """
+        meant: list[tuple[str, str]] = []
+        name, _ = model_of(self._config(), model)
+        judged = (await judgements(self._store)).get(name)
+
+        def further(last: Rollout, now: float) -> tuple[Rollout, Event]:
+            meant.append((last.epoch, last.phase))
+            if meant[-1] != meant[0]:
+                raise RolloutError(f"the rollout of model `{last.model}` went on meanwhile: look at its status")
+            # What the baseline did so far is all that the last step can be compared with.
+            judgement = judged.judgement if judged else None
+            return advance.promote(last, now, by, _plain(ask.text), full=ask.full, judgement=judgement)
+
+        return await self._changed(model, ask, further)
 
     async def pause(self, model: str, ask: Change, by: str) -> Changed:
         """Stop where it is. Raises as `promote`."""
@@ -167,7 +180,7 @@ class RolloutCalls:
         name, _ = model_of(self._config(), model)
         if not 1 <= limit <= MOST_HISTORY:
             raise BadQuestionError(f"limit: {limit}: write 1 to {MOST_HISTORY}")
-        if before and not _LINE_ID.fullmatch(before):
+        if before and not (_LINE_ID.fullmatch(before) and max(map(int, before.split("-"))) < 1 << 64):
             raise BadQuestionError("before: is no id of a line: take it from the last line of an earlier answer")
         lines = []
         for each in await self._store.records(GROUP, name, limit, before):
@@ -203,7 +216,7 @@ class RolloutCalls:
                 await self._write(last.rollout.event)
             rollout = replace(rollout, event=event)
             document = Document(last.revision + 1 if last else 1, encode(rollout))
-            if await self._store.put_document(GROUP, name, document):
+            if await self._put(name, document):
                 await self._note(event)
                 return Changed(rollout=rollout, event=event)
             # Somebody else was first, or the store fell back to an older document, which a keeper puts right.
@@ -211,6 +224,16 @@ class RolloutCalls:
         raise RolloutError(
             f"others change the rollout of model `{name}` all the time: look at its status, and try again"
         )
+
+    async def _put(self, name: str, document: Document) -> bool:
+        """Put a document. Raises StoreError, which says where nobody knows whether it is kept."""
+        try:
+            return await self._store.put_document(GROUP, name, document)
+        except NotTakenError:
+            raise
+        except StoreError as error:
+            told = f"{error}; it may have been made all the same: look at the status first"
+            raise StoreError(f"the change was not confirmed: {told}") from error
 
     async def _note(self, event: Event) -> None:
         """Write down what was done, here and in the store. Where that is away, a keeper does it once it is back."""

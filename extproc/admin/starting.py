@@ -109,6 +109,9 @@ def preview(rollout: Rollout) -> list[str]:
     if plan.require_verdict:
         lines.append("each step waits for a good verdict too")
     resting = next((step.rests for step in needs.steps if step.rests), ())
+    if rollout.share >= 1.0:
+        # Rates are compared with the baseline of the steps before, and there is none.
+        resting = needs.gates
     if resting:
         lines.append(f"at 100 % no baseline is left for the gates {', '.join(resting)}, which rest")
     does = {"rollback": "takes everything from it at once", "pause": "stops where it is", "report": "is written down"}

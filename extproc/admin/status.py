@@ -19,8 +19,11 @@ def status_of(name: str, model: Model, last: Rollout | None, judgement: Judgemen
         now: time of the store's clock.
     """
     base = base_of(model)
-    rules = last is not None and governs(last, base)
-    present = weights(last, last.share) if last is not None and rules else base
+    # As workers go by it: a version that the configuration has no more gets nothing, and its part goes to the others.
+    told = weights(last, last.share) if last is not None and governs(last, base) else {}
+    known = {version: part for version, part in told.items() if version in base}
+    rules = any(part > 0.0 for part in known.values())
+    present = known if rules else base
     total = sum(present.values())
     versions = [
         VersionNow(
@@ -35,7 +38,8 @@ def status_of(name: str, model: Model, last: Rollout | None, judgement: Judgemen
     if last is not None and last.phase in ("running", "promoted"):
         needs = last.plan.hold_s if last.phase == "running" else last.plan.retire_after_s
         left = max(0.0, needs - elapsed_s(last, now))
-    known = judgement if last is not None and judgement is not None and judgement.epoch == last.epoch else None
+    if last is None or judgement is None or judgement.epoch != last.epoch:
+        judgement = None
     return Status(
-        model=name, versions=versions, now=now, rollout=last, governs=rules, judgement=known, hold_left_s=left
+        model=name, versions=versions, now=now, rollout=last, governs=rules, judgement=judgement, hold_left_s=left
     )

@@ -47,6 +47,9 @@ EPOCH = "epoch"
 CONTINUED = "continued"
 """Key of a decision's metadata: 1 where the conversation had begun before the request; of models with several versions,
 and absent otherwise."""
+BRIEF = "brief"
+"""Key of a decision's metadata: 1 where the client takes one token of an answer at most; of models with several
+versions, and absent otherwise."""
 SHADOW_HEADER = "x-warmpath-shadow"
 """Request header that names the cluster which Envoy mirrors the request to."""
 CAPTURE_HEADER = "x-warmpath-capture"

@@ -19,6 +19,8 @@ from extproc.envoy.replies import CHARGE_KEY
 
 LONGEST: Final = 8 << 20
 """Bytes of one answer; what is longer is not copied. Some 30,000 tokens of a chat that streams."""
+MESSAGE: Final = 2 * LONGEST
+"""Bytes of a copy that is handed on: its pieces, which may be short, each with the time when it came."""
 MOST: Final = 64 << 20
 """Bytes of all copies that are being taken by a process."""
 GRACE_S: Final = 10.0

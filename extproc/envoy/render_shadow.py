@@ -4,6 +4,7 @@ Only what the configuration asks for is rendered: `compare` needs the copies, `m
 """
 
 import dataclasses
+import math
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
     CircuitBreakers,
@@ -167,6 +168,7 @@ def mirror_cluster(config: Config, pool: Cluster, most: int) -> Cluster:
         pool: a fresh cluster of the pool.
         most: mirrored requests at once.
     """
+    options = _mirror_options(config, pool.name)
     pool.name = shadow_cluster(pool.name)
     pool.connect_timeout = seconds(min(_MIRROR_CONNECT_S, config.timeouts.connect_s))
     pool.load_balancing_policy = LoadBalancingPolicy(
@@ -194,21 +196,22 @@ def mirror_cluster(config: Config, pool: Cluster, most: int) -> Cluster:
         enforcing_consecutive_local_origin_failure=100,
         enforcing_local_origin_success_rate=0,
     )
-    longest_s = config.timeouts.longest_request_s
-    pool.typed_extension_protocol_options = {
-        _HTTP_OPTIONS: Any.pack(
-            UpstreamOptions(
-                common_http_protocol_options=HttpProtocolOptions(
-                    idle_timeout=seconds(config.timeouts.endpoint_idle_s),
-                    max_stream_duration=seconds(longest_s) if longest_s else None,
-                ),
-                explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
-                    http_protocol_options=Http1ProtocolOptions()
-                ),
-            )
-        )
-    }
+    pool.typed_extension_protocol_options = {_HTTP_OPTIONS: Any.pack(options)}
     return pool
+
+
+def _mirror_options(config: Config, pool: str) -> UpstreamOptions:
+    """HTTP/1 as engines speak it; a shadow that never answers must not hold its few places for as long as a client."""
+    shadows = [(model.versions, model.shadow) for model in config.models.values() if model.shadow is not None]
+    ours = [each.timeout_s for versions, each in shadows if versions[each.version].pool == pool]
+    longest_s = min(max(ours), config.timeouts.longest_request_s or math.inf)
+    return UpstreamOptions(
+        common_http_protocol_options=HttpProtocolOptions(
+            idle_timeout=seconds(config.timeouts.endpoint_idle_s),
+            max_stream_duration=seconds(longest_s),
+        ),
+        explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(http_protocol_options=Http1ProtocolOptions()),
+    )
 
 
 def mirrored(config: Config, action: RouteAction) -> list[tuple[str, HeaderMatcher, RouteAction]]:

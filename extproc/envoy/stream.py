@@ -82,7 +82,8 @@ class Stream:
         request = await self._read()
         if request is None:
             return
-        if request.observability_mode and self._copies is not None:
+        # A copy begins with the answer's headers; a gateway that asks for decisions so would ignore them.
+        if request.observability_mode and request.HasField("response_headers") and self._copies is not None:
             await self._copies.take(request, self._context)
             return
         start = incoming.start_of(request, self._limits.body_mode)

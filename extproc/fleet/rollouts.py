@@ -143,7 +143,7 @@ class Controller:
         self._complain("", "")
         before = dict(self._remembered.known)
         changed = self._remembered.take(documents)
-        ours = [model for model, known in self._remembered.known.items() if self._serves(known.rollout)]
+        ours = [model for model in self._remembered.known if self._can_care(model)]
         work = {SHARD: ours}
         if self._holding.due(work):
             await self._holding.renew(work)
@@ -158,6 +158,11 @@ class Controller:
             except StoreError as error:
                 self._complain(model, str(error))
         self._show(documents.now)
+
+    def _can_care(self, model: str) -> bool:
+        """Whether this keeper may look after a model; a newer document that it cannot read is for a newer keeper."""
+        known = self._remembered.known[model]
+        return self._remembered.unread.get(model, 0) <= known.revision and self._serves(known.rollout)
 
     def _serves(self, rollout: Rollout) -> bool:
         """Whether the configuration has what a rollout is about; one that it has not is left alone."""

@@ -262,7 +262,7 @@ class Recorder:
 
 
 def _band(uncached_tokens: float) -> int:
-    """Stratum of a prompt."""
-    if uncached_tokens < 0.0:
+    """Stratum of a prompt; of one whose length nobody knows, or that is no number, a stratum of its own."""
+    if not 0.0 <= uncached_tokens < math.inf:
         return -1
     return min(_BANDS, math.ceil(math.log2(max(uncached_tokens, _BAND_TOKENS) / _BAND_TOKENS)))

@@ -1,6 +1,7 @@
 """What a canary is judged by, from what all workers measured. Plain functions of values."""
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
@@ -78,7 +79,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 def budget(plan: Plan) -> float:
     """Chance of a false alarm that one gate has in one step: those of all gates in all steps sum up to the plan's."""
-    return plan.false_alarms / max(1, len(names(plan.gates)) * len(plan.steps))
+    return max(sys.float_info.min, plan.false_alarms / max(1, len(names(plan.gates)) * len(plan.steps)))
 
 
 def judge(evidence: Evidence, rollout: Rollout) -> Judgement:

@@ -60,6 +60,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         asked: the client chose the version itself.
         why: why this version.
         by: what `unit` stands for.
+        digest: the keyed hash itself; empty where none was made.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     asked: bool = False
     why: Why = "weight"
     by: By = "request"
+    digest: bytes = b""
 
 
 def chosen(split: Split, unit: bytes, by: By = "request") -> Choice:
@@ -88,7 +90,7 @@ def chosen(split: Split, unit: bytes, by: By = "request") -> Choice:
         if before and before != version and before in split.pools:
             earlier[before] = split.pools[before]
     pool, began = split.pools[version], tuple(earlier.items())
-    return Choice(split.model, version, pool, share_of(unit), split.epoch, began, by=by)
+    return Choice(split.model, version, pool, share_of(unit), split.epoch, began, by=by, digest=unit)
 
 
 def of_weights(weights: Mapping[str, float], unit: bytes) -> str:

@@ -1,9 +1,10 @@
 """A rollout as it is kept: one document a model, which every replica reads. Values and their bytes, no I/O."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from extproc.config_rollouts import Gates, OnFailure
 from extproc.errors import StoreError
@@ -25,7 +26,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float
     min_samples: int
     on_failure: OnFailure
-    false_alarms: float
+    false_alarms: Annotated[float, Meta(gt=0, lt=1)]
     require_verdict: bool
     retire_after_s: float
     gates: Gates
@@ -159,5 +160,15 @@ def weights(rollout: Rollout, share: float) -> Mapping[str, float]:
 
 
 def governs(rollout: Rollout, configured: Mapping[str, float]) -> bool:
-    """Whether a rollout still says who gets what: until it is over and the file's weights were changed after it."""
-    return rollout.phase in ACTIVE or dict(rollout.base) == dict(configured)
+    """Whether a rollout still says who gets what: until it is over and the file's weights were changed after it.
+
+    A version of weight 0 that comes or goes changes nothing, unless it is the canary: else who writes the next version
+    down would give the retired one everything again.
+    """
+    if rollout.phase in ACTIVE:
+        return True
+    return rollout.canary in configured and _used(rollout.base) == _used(configured)
+
+
+def _used(weights: Mapping[str, float]) -> dict[str, float]:
+    return {version: weight for version, weight in weights.items() if weight > 0.0}

@@ -32,13 +32,11 @@ class Embedder:
     """Asks for embeddings.
 
     Attributes:
-        asked: how often it asked.
         failed: how often it got no usable answer.
     """
 
     def __init__(self, http: aiohttp.ClientSession, timeout_s: float = _TIMEOUT_S) -> None:
         """`http` is closed by who made it; `timeout_s` is the longest time of one question."""
-        self.asked = 0
         self.failed = 0
         self._http = http
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -56,7 +54,6 @@ class Embedder:
             return None
         if one == other:
             return 1.0
-        self.asked += 1
         body = {"model": model, "input": [one[:LONGEST], other[:LONGEST]], "encoding_format": "float"}
         try:
             found = _cosine(await self._ask(f"{url.rstrip('/')}/v1/embeddings", body))

@@ -1,8 +1,10 @@
 """Results in files: one a model and writer, a line of JSON each, the newest ones only. Blocks: call it in a thread."""
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -135,6 +137,9 @@ def _files(path: Path, stem: str) -> Iterator[Path]:
 def _begun(file: Path) -> int:
     """Lines of a file that is there already; a torn last line gets its end."""
     try:
+        # A pipe would be read for ever, and a link be a file of somebody else's.
+        if not stat.S_ISREG(file.lstat().st_mode):
+            raise OSError(errno.EINVAL, "what is there is no file: remove it")
         content = file.read_bytes()
     except FileNotFoundError:
         return 0

@@ -14,6 +14,8 @@ from extproc.shadow.result import Result, decode, encode
 GROUP: Final = "shadow"
 """Group of the store's records; each model has its own."""
 _PAGE: Final = 500
+_CLOCKS_S: Final = 60.0
+"""How far the store's clock, which dates records, may be behind that of a worker, which dates requests."""
 _LONGEST_MS: Final = 1e13
 """Three hundred years: `keep_s` may be endless, a number of the store may not."""
 
@@ -23,7 +25,7 @@ class Entry(Protocol):
 
     @property
     def id(self) -> str:
-        """Its place in their order."""
+        """Its place in their order: milliseconds since the epoch when it was written, a hyphen and a number."""
         ...
 
     @property
@@ -91,10 +93,12 @@ async def read(store: Records, model: str, since: float, most: int) -> Read:
                 found.results.append(decode(entry.payload))
             except StoreError:
                 found.unreadable += 1
-        # Records lie in the order in which comparisons ended, which a request that took long is behind in.
-        if len(page) < _PAGE or (found.results and found.results[-1].at < since):
+        if len(page) < _PAGE:
             break
         before = page[-1].id
+        # Records lie in the order in which comparisons ended: one that was written so early began earlier still.
+        if int(before.partition("-")[0]) / 1000 < since - _CLOCKS_S:
+            break
     found.results = sorted((one for one in found.results if one.at >= since), key=lambda one: one.at, reverse=True)
     del found.results[most:]
     return found

@@ -30,13 +30,11 @@ class Scorer:
 
     Attributes:
         executor: its thread, for other work that would block.
-        dropped: comparisons that were not made, because too many waited.
     """
 
     def __init__(self, most_waiting: int = _MOST_WAITING) -> None:
         """`most_waiting` comparisons may wait or run; further ones are dropped."""
         self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shadow")
-        self.dropped = 0
         self._most = most_waiting
         self._waiting = 0
 
@@ -46,7 +44,6 @@ class Scorer:
         One takes as long as its answers are long: 7 µs an event, and an edit distance of some 2 ms at most.
         """
         if self._waiting >= self._most:
-            self.dropped += 1
             return None
         self._waiting += 1
         try:

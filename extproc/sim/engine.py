@@ -43,8 +43,7 @@ class Engine:
         self.pool = BlockPool(settings.blocks, caching=settings.prefix_caching)
         self.stats = EngineStats(settings.context_tokens)
         self.slowdown = 1.0
-        self.prefill_factor = 1.0
-        self.decode_factor = 1.0
+        self.prefill_factor = self.decode_factor = 1.0
         self.steps: StepWatch | None = None
         self.counts_adapters = False
         self._blocks: BlockWatch | None = None

@@ -21,6 +21,9 @@ _MOST_BLOCK_TOKENS = 1 << 20
 _LAST_TIER = 2
 
 _PIECE_BYTES = 8 * 512
+_KEPT_BYTES = 16
+MOST_KEPT = 512
+"""Conversations that one `Kept` tells of at most."""
 
 _DELTA_BYTES = 80
 """Names, numbers and framing of a delta beside its blocks."""
@@ -187,12 +190,22 @@ class Evicted(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="evict
     started_at: float = 0.0
 
 
-Delta = Held | Dropped | Answered | Measured | Sized | Turned | Exact | Cached | Evicted
+class Kept(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="kept"):
+    """Conversations run on in the pool although the weights of their model's versions would put them elsewhere now.
+
+    Attributes:
+        conversations: their digests, 16 bytes each, `MOST_KEPT` at most.
+    """
+
+    conversations: bytes
+
+
+Delta = Held | Dropped | Answered | Measured | Sized | Turned | Exact | Cached | Evicted | Kept
 
 
 def subject(delta: Delta) -> str:
     """The endpoint that a delta is about; empty for one that is about the pool as a whole."""
-    return "" if isinstance(delta, Measured) else delta.endpoint
+    return "" if isinstance(delta, Measured | Kept) else delta.endpoint
 
 
 def in_pieces(delta: Delta) -> Iterator[Delta]:
@@ -215,6 +228,8 @@ def is_sound(delta: Delta) -> bool:
             return named and sizes and _is_known(delta.work_tokens, delta.ttft_s, delta.backlog_tokens)
         case Dropped():
             return _is_name(delta.endpoint)
+        case Kept():
+            return len(delta.conversations) % _KEPT_BYTES == 0 and len(delta.conversations) <= _KEPT_BYTES * MOST_KEPT
     return _is_name(delta.endpoint) and is_start(delta.started_at) and _is_sound_of_a_life(delta)
 
 
@@ -279,3 +294,5 @@ def size(delta: Delta) -> int:
             return _DELTA_BYTES + len(delta.turn)
         case Sized() | Exact():
             return _DELTA_BYTES
+        case Kept():
+            return _DELTA_BYTES + len(delta.conversations)

@@ -12,6 +12,7 @@ import msgspec
 from extproc.errors import StoreError
 from extproc.state.chains import ChainReader, ChainWriter
 from extproc.state.deltas import (
+    MOST_KEPT,
     Answered,
     Cached,
     Delta,
@@ -19,6 +20,7 @@ from extproc.state.deltas import (
     Evicted,
     Exact,
     Held,
+    Kept,
     Measured,
     Sized,
     Turned,
@@ -33,6 +35,7 @@ from extproc.state.deltas import (
 
 __all__ = [
     "MOST_BYTES",
+    "MOST_KEPT",
     "VERSION",
     "Answered",
     "Batch",
@@ -43,6 +46,7 @@ __all__ = [
     "Evicted",
     "Exact",
     "Held",
+    "Kept",
     "Measured",
     "OtherVersionError",
     "Sized",
@@ -59,7 +63,7 @@ __all__ = [
     "unzipped",
 ]
 
-VERSION = 4
+VERSION = 5
 MOST_BYTES = 8 * 1024 * 1024
 """Most bytes that an entry unpacks to: a prompt of 256 MB has as many blocks."""
 

@@ -7,6 +7,7 @@ import msgspec
 from extproc.state import taught
 from extproc.state.caches import Caches
 from extproc.state.charges import Charge, Charges
+from extproc.state.conversations import Conversations
 from extproc.state.correction import correct
 from extproc.state.feed import (
     Answered,
@@ -16,6 +17,7 @@ from extproc.state.feed import (
     Evicted,
     Exact,
     Held,
+    Kept,
     Measured,
     Sized,
     Turned,
@@ -51,10 +53,12 @@ class PoolKnowledge:
         heat: how often beginnings of prompts are used, by whichever worker.
         caches: what is believed of the endpoints' caches.
         lengths: what is learnt of prompts and answers.
+        conversations: which run here, of models with several versions.
     """
 
     def __init__(self, priors: Priors) -> None:
         self.heat = Heat()
+        self.conversations = Conversations()
         self._priors = priors
         self.lengths = Lengths(priors.bytes_per_token)
         self.caches = Caches(priors.prefill_tokens_per_s, priors.kv_tokens, priors.block_bytes, self.lengths.tokens)
@@ -64,9 +68,6 @@ class PoolKnowledge:
     def hear(self, listener: Callable[[str, str], None]) -> None:
         """Tell `listener` of each request that an endpoint is known to have: its charge, and the endpoint."""
         self._heard.append(listener)
-
-    def __repr__(self) -> str:
-        return f"<PoolKnowledge {self.caches.index!r}>"
 
     @property
     def block_bytes(self) -> int:
@@ -201,6 +202,8 @@ class PoolKnowledge:
                 self.caches.sized(delta)
             case Turned():
                 self._turned(delta)
+            case Kept() if now is not None:
+                self.conversations.told(delta.conversations, now)
             case Answered():
                 return self._answered(delta)
         return ()

@@ -43,6 +43,7 @@ class PoolLearnt(msgspec.Struct, frozen=True, array_like=True):
         ratios: bytes a token by block.
         outputs: mean tokens and number of answers by block.
         numbers: last number of each replica's batches that was taken in.
+        kept: see `Conversations.learnt`.
     """
 
     tokens: tuple[float, float]
@@ -51,3 +52,4 @@ class PoolLearnt(msgspec.Struct, frozen=True, array_like=True):
     ratios: dict[int, float]
     outputs: dict[int, tuple[float, int]]
     numbers: dict[str, int] = {}
+    kept: list[tuple[bytes, float]] = []

@@ -73,13 +73,16 @@ class RedisDocuments(RedisCalls):
             raise too_many(MAX_PARTS, "parts")
 
     async def parts(self, group: str, name: str) -> Mapping[str, bytes]:
-        """See `DocumentStore.parts`; they are read a few at a time, those put meanwhile as they are or as they were."""
+        """See `DocumentStore.parts`; they are read a few at a time, those put meanwhile as they are or as they were.
+
+        A key of another type has none, as `documents` has it: who writes would mend it, but may read before.
+        """
         check_names(group, name)
         keys = self._keys.group(group)
         key, cursor, found = keys.parts(name), 0, dict[str, bytes]()
         for _ in range(_MOST_SCANS):
-            reply = await self._wait(keys.documents, ("HSCAN", key, cursor, "COUNT", _AT_ONCE), _REPLY_S)
-            cursor, some = parse_scan(reply)
+            reply = await self._read(keys.documents, ("HSCAN", key, cursor, "COUNT", _AT_ONCE))
+            cursor, some = (0, {}) if reply is None else parse_scan(reply)
             found.update(some)
             if cursor == 0:
                 return found
@@ -105,7 +108,7 @@ class RedisDocuments(RedisCalls):
         return text(await self._script(keys.documents, key, "record", payload, cap, keep_ms))
 
     async def records(self, group: str, name: str, limit: int, before: str = "") -> Sequence[FeedEntry]:
-        """See `DocumentStore.records`."""
+        """See `DocumentStore.records`; a key of another type has none, as that of parts."""
         check_names(group, name)
         keys = self._keys.group(group)
         key, found = keys.records(name), list[FeedEntry]()
@@ -115,13 +118,22 @@ class RedisDocuments(RedisCalls):
             end = f"({millis}-{sequence}"
         while (left := limit - len(found)) > 0:
             most = min(left, _AT_ONCE)
-            reply = await self._wait(keys.documents, ("XREVRANGE", key, end, "-", "COUNT", most), _REPLY_S)
-            some = rows(reply, "a question for records")
+            reply = await self._read(keys.documents, ("XREVRANGE", key, end, "-", "COUNT", most))
+            some = [] if reply is None else rows(reply, "a question for records")
             found += some
             if len(some) < most:
                 break
             end = f"({some[-1].id}"
         return found
+
+    async def _read(self, near: str, command: tuple[str | int, ...]) -> Any:
+        """The reply to a question for one key; None when it holds another type, which the next write puts right."""
+        try:
+            return await self._wait(near, command, _REPLY_S)
+        except RefusedError as error:
+            if error.code != "WRONGTYPE":
+                raise
+        return None
 
     async def _script(self, near: str, key: str, *args: str | int | bytes) -> Any:
         """Run the script on one key, which lies where the key `near` is."""

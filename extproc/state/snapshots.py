@@ -16,6 +16,7 @@ import xxhash
 
 from extproc.errors import StoreError
 from extproc.state import exact_image
+from extproc.state.conversations import DIGEST_BYTES
 from extproc.state.exact_image import ExactImage, ExactRank
 from extproc.state.feed import MOST_BYTES, DamagedError, OtherVersionError, is_start, unzipped
 from extproc.state.image import MOST_BLOCKS, ProfileImage, is_sound
@@ -29,6 +30,7 @@ POOL = ""
 _WORD = 8
 _MOST_EXACT = 8 * MOST_BLOCKS
 """Blocks of the exact profiles of an endpoint's ranks together; with more, its snapshot goes without."""
+_OLDEST_S = 1e9
 _MOST_CONTENT = _WORD * (2 * MOST_BLOCKS + _MOST_EXACT) + 4 * MOST_BYTES
 
 
@@ -85,6 +87,7 @@ class _PoolHead(msgspec.Struct, frozen=True, array_like=True):
     ratios: int
     outputs: int
     numbers: dict[str, int]
+    kept: list[tuple[bytes, float]] = []
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -116,7 +119,7 @@ def of_endpoint(snapshot: EndpointSnapshot) -> Sequence[bytes]:
 def of_pool(learnt: PoolLearnt) -> Sequence[bytes]:
     """Parts of a snapshot of a pool."""
     ratios, outputs = learnt.ratios, learnt.outputs
-    head = _PoolHead(learnt.tokens, learnt.reuse, learnt.output, len(ratios), len(outputs), learnt.numbers)
+    head = _PoolHead(learnt.tokens, learnt.reuse, learnt.output, len(ratios), len(outputs), learnt.numbers, learnt.kept)
     means = np.fromiter((mean for mean, _ in outputs.values()), np.float64, len(outputs))
     answers = np.fromiter((min(count, 1 << 31) for _, count in outputs.values()), np.uint64, len(outputs))
     values = [np.fromiter(ratios.values(), np.float64, len(ratios)), means]
@@ -189,6 +192,8 @@ def _pool(packed: Sequence[bytes], plain: Sequence[bytes]) -> PoolLearnt:
     head, numbers = packed
     ratio_blocks, output_blocks = plain
     known = _read_pool(head)
+    if not all(len(digest) == DIGEST_BYTES and 0.0 <= age_s < _OLDEST_S for digest, age_s in known.kept):
+        raise ValueError("it says what cannot be")
     first, second, third = _cut(numbers, [4 * known.ratios, 4 * known.outputs, 4 * known.outputs])
     ratios, means = _array(first, "<f4").tolist(), _array(second, "<f4").tolist()
     answers = _array(third, "<u4").tolist()
@@ -199,6 +204,7 @@ def _pool(packed: Sequence[bytes], plain: Sequence[bytes]) -> PoolLearnt:
         ratios=dict(zip(_words(ratio_blocks).tolist(), ratios, strict=True)),
         outputs=dict(zip(_words(output_blocks).tolist(), zip(means, answers, strict=True), strict=True)),
         numbers=known.numbers,
+        kept=known.kept,
     )
 
 

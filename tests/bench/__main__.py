@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)}; all of them when none is given"
     )
-    parser.add_argument("--quick", action="store_true", help="short runs: under two minutes in all")
+    parser.add_argument("--quick", action="store_true", help="short runs: about three minutes in all")
     arguments = parser.parse_args()
     names = arguments.names or list(BENCHES)
     if unknown := [name for name in names if name not in BENCHES]:

@@ -72,15 +72,15 @@ def bench(scale: Scale) -> Findings:
 
 async def _measured(scale: Scale) -> Findings:
     findings = Findings(f"rollouts by the defaults at {RATE:g} requests/s, replayed with versions drawn anew")
-    got = await _recorded(scale.pick(40, 15))
+    got = await _recorded(scale.pick(40, 8))
     sessions, length_s = sessions_of(got)
-    equal = [replayed(sessions, length_s, PLAN, same, seed) for seed in range(scale.pick(50, 5))]
+    equal = [replayed(sessions, length_s, PLAN, same, seed) for seed in range(scale.pick(50, 2))]
     findings.rows.append(_row("alike", equal, ""))
     for name, (change, gate) in FAULTS.items():
         findings.rows.append(
             _row(
                 name,
-                [replayed(sessions, length_s, PLAN, change, 100 + seed) for seed in range(scale.pick(10, 2))],
+                [replayed(sessions, length_s, PLAN, change, 100 + seed) for seed in range(scale.pick(10, 1))],
                 gate,
             )
         )

@@ -25,7 +25,7 @@ _Times = dict[str, list[float]]
 
 
 def bench(scale: Scale) -> Findings:
-    """Twelve rounds of the three, eight seconds each."""
+    """Twelve rounds of the three, five seconds each."""
     return asyncio.run(_measured(scale))
 
 
@@ -43,7 +43,7 @@ async def _measured(scale: Scale) -> Findings:
                 [*main, *other],
             ) as local,
         ):
-            rounds = await _rounds(local, scale.pick(12, 3), float(scale.pick(8, 4)))
+            rounds = await _rounds(local, scale.pick(12, 2), float(scale.pick(5, 2)))
             drawn = {
                 name: await local.metric("warmpath_shadow_requests_total", model=name)
                 for name in NAMES

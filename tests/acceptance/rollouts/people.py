@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -121,17 +122,17 @@ class People:
         those = {one.session for one in self.got if one.sent_s >= since_s and one.version == version}
         return len(those) / max(1, len(everyone))
 
-    def versions_of(self, session: str) -> list[str]:
-        """The versions that answered a session, turn by turn."""
-        return [one.version for one in sorted(self.got, key=lambda one: one.turn) if one.session == session]
-
-    def sessions(self) -> dict[str, list[str]]:
-        """The versions that answered each session, turn by turn, failures left out."""
+    def sessions(self, until_s: float = math.inf) -> dict[str, list[str]]:
+        """The versions that answered each session, turn by turn, of requests that were sent until then and answered."""
         found: dict[str, list[str]] = defaultdict(list)
         for one in sorted(self.got, key=lambda one: one.turn):
-            if one.version:
+            if one.version and one.sent_s < until_s:
                 found[one.session].append(one.version)
         return found
+
+    def changed(self, until_s: float = math.inf) -> dict[str, list[str]]:
+        """The sessions among these that more than one version answered."""
+        return {name: versions for name, versions in self.sessions(until_s).items() if len(set(versions)) > 1}
 
     async def more(self, answers: int) -> None:
         """Wait until so many more requests have ended."""

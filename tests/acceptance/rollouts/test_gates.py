@@ -40,8 +40,9 @@ FAULTS = (
     Fault(name="first tokens 30 % later", gates=("ttft",), traits={"prefill_factor": 1.3}),
     Fault(name="2 % of requests fail", gates=("errors",), traits={"fail_share": 0.02}, fails=True),
     Fault(name="5 % of streams end early", gates=("broken",), traits={"end_share": 0.05}, fails=True),
+    Fault(name="5 % of answers say nothing", gates=("broken",), traits={"empty_share": 0.05}),
     Fault(name="answers 1.6 times as long", gates=("length_longer",), traits={"length_factor": 1.6}),
-    Fault(name="10 % more clients leave", gates=("abandons",), leaves={OLD: 0.02, NEW: 0.12}),
+    Fault(name="20 % more clients leave", gates=("abandons",), leaves={OLD: 0.02, NEW: 0.22}),
 )
 
 

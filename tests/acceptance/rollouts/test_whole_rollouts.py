@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.acceptance.journal import Journal
-from tests.acceptance.rollouts.people import Got, Habits, People
+from tests.acceptance.rollouts.people import Habits, People
 from tests.acceptance.rollouts.stand import MODEL, NEW, OLD, Fleet, Stand, stand
 from tests.acceptance.routing.asking import decide_chat
 from tests.unit.envoy.gateway import Gateway
@@ -131,16 +131,8 @@ async def test_an_equal_version_takes_over_and_the_old_one_ends(here: Stand, mea
     steps = [("started", 0.01), ("step", 0.05), ("step", 0.25), ("step", 1.0), ("promoted", 1.0), ("retired", 1.0)]
     assert told == steps
     retired = ended["since"] - offset
-    stayed = [one for one in got if one.sent_s < retired]
-    assert {version for versions in by_session(stayed).values() for version in versions} == {OLD, NEW}
-    assert all(len(set(versions)) == 1 for versions in by_session(stayed).values())
+    assert not people.changed(retired)
+    assert not talkers.changed(retired)
+    assert {one.version for one in talkers.got if one.sent_s < retired} == {OLD, NEW}
     assert {one.version for one in got if one.sent_s > retired + 2.0} == {NEW}
     assert whole
-
-
-def by_session(got: Sequence[Got]) -> dict[str, list[str]]:
-    """The versions of each session, turn by turn."""
-    found: dict[str, list[str]] = {}
-    for one in sorted(got, key=lambda one: one.turn):
-        found.setdefault(one.session, []).append(one.version)
-    return found

@@ -57,6 +57,17 @@ async def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
     assert (await at.calls.history("chat")).events == []
 
 
+async def test_a_rollout_that_begins_at_the_end_is_judged_by_nothing_and_says_so() -> None:
+    """Without a step that had a baseline rates have nothing to be compared with either."""
+    at = await stage()
+    [told] = [line for line in (await started(at, dry_run=True)).preview if "which rest" in line]
+    assert "ttft_p50" in told
+    assert "errors" not in told
+    whole = await started(at, dry_run=True, overrides={"steps": [100]})
+    [told] = [line for line in whole.preview if "which rest" in line]
+    assert "errors, abandons, broken" in told
+
+
 async def test_an_alias_names_its_model() -> None:
     """Whatever name an operator uses, the document is the model's."""
     at = await stage()
@@ -332,6 +343,17 @@ async def test_the_status_tells_shares_and_what_was_judged_of_this_step() -> Non
     assert (await at.calls.status("chat")).statuses[0].judgement is None
 
 
+async def test_who_promotes_keeps_what_the_baseline_did() -> None:
+    """At 100 % there is no baseline: errors of the canary are compared with those of the steps before."""
+    at = await stage()
+    rollout = (await started(at)).rollout
+    judgement = Judgement(epoch=rollout.epoch, before={"errors": (500, 2)})
+    judged = Judged(keeper="k", at=1.0, judgement=judgement)
+    await at.store.put_part("rollouts", JUDGEMENTS, "chat", msgspec.json.encode(judged), 60_000)
+    told = await at.calls.promote("chat", Promote(full=True), "ann")
+    assert (told.rollout.share, told.rollout.before) == (1.0, {"errors": (500, 2)})
+
+
 async def test_an_aborted_rollout_gives_the_weights_back() -> None:
     """The canary has nothing; once the file has other weights, those hold."""
     at = await stage()
@@ -342,6 +364,18 @@ async def test_an_aborted_rollout_gives_the_weights_back() -> None:
     at.config = config({"versions": {"v1": {"pool": "old", "weight": 1}, "v2": {"pool": "new", "weight": 3}}})
     [status] = (await at.calls.status()).statuses
     assert ([each.share for each in status.versions], status.governs) == ([0.25, 0.75], False)
+
+
+async def test_the_part_of_a_version_that_is_gone_goes_to_the_others() -> None:
+    """In the status as in the workers: shares are of all traffic."""
+    at = await stage()
+    await started(at, overrides={"steps": [25, 100]})
+    at.config = config({"versions": {"v1": {"pool": "old", "weight": 1}}})
+    [status] = (await at.calls.status()).statuses
+    assert ([each.share for each in status.versions], status.governs) == ([1.0], True)
+    await at.calls.promote("chat", Promote(), "ann")
+    [status] = (await at.calls.status()).statuses
+    assert ([each.share for each in status.versions], status.governs) == ([1.0], False)
 
 
 async def test_history_is_told_in_pages() -> None:
@@ -358,7 +392,10 @@ async def test_history_is_told_in_pages() -> None:
     assert [line.event.what for line in rest] == ["aborted", "started", "aborted", "started"]
 
 
-@pytest.mark.parametrize(("limit", "before"), [(0, ""), (1001, ""), (5, "x"), (5, "1"), (5, "-1-0"), (5, "1-0\n")])
+@pytest.mark.parametrize(
+    ("limit", "before"),
+    [(0, ""), (1001, ""), (5, "x"), (5, "1"), (5, "-1-0"), (5, "1-0\n"), (5, f"{1 << 64}-0"), (5, f"1-{1 << 64}")],
+)
 async def test_a_page_that_cannot_be_is_a_bad_question(limit: int, before: str) -> None:
     """Before the store is asked."""
     with pytest.raises(BadQuestionError):

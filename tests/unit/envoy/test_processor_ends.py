@@ -12,8 +12,10 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as stubs
 
 from extproc._pb.warmpath.v1 import health_pb2
+from extproc.clock import ManualClock
 from extproc.envoy.access_log import AccessLog
 from extproc.envoy.contract import Decision
+from extproc.envoy.copies import Copies
 from extproc.envoy.discovery import Discovery, Roster
 from extproc.envoy.health import EXT_PROC, LIVENESS, OVERALL, READINESS, Health
 from extproc.envoy.processor import Limits, Processor
@@ -151,12 +153,15 @@ async def test_unreadable_message_ends_the_stream_and_settles(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("observing", [True, False])
-async def test_streams_that_cannot_be_served_are_refused_at_the_start(tmp_path: Path, observing: bool) -> None:
+@pytest.mark.parametrize("copies", [None, Copies(ManualClock())])
+async def test_streams_that_cannot_be_served_are_refused_at_the_start(
+    tmp_path: Path, observing: bool, copies: Copies | None
+) -> None:
     """A gRPC body mode, and a gateway that ignores replies, get an error that names the modes to use."""
     request = gw.headers(mode=BUFFERED if observing else gw.Mode.GRPC)
     request.observability_mode = observing
     ledger = Ledger()
-    async with running(Processor(ledger, Limits()), tmp_path) as gateway:
+    async with running(Processor(ledger, Limits(), copies), tmp_path) as gateway:
         stream = gateway.open()
         with pytest.raises(grpc.aio.AioRpcError, match="use BUFFERED or FULL_DUPLEX_STREAMED"):
             await stream.ask(request)

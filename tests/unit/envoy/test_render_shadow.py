@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.config import Config
@@ -78,6 +79,22 @@ def test_what_is_mirrored_has_limits_of_its_own(hosts: str, most: int) -> None:
     picked = next(index for index, each in enumerate(routes) if each["name"].startswith("picked"))
     assert max(routes.index(each) for each in mirrored) < picked
     assert "x-warmpath-shadow" in manager["route_config"]["request_headers_to_remove"]
+
+
+@pytest.mark.parametrize(("shadow_s", "request_s", "longest"), [(40, 900, "40s"), (300, 20, "20s"), (300, 0, "300s")])
+def test_a_shadow_that_never_answers_holds_no_place_for_good(shadow_s: float, request_s: float, longest: str) -> None:
+    """Mirrored requests end after the shadow's own time, and with the longest of a client's at the latest."""
+    told = config("mirror")
+    model = told.models["m"]
+    assert model.shadow is not None
+    shadow = msgspec.structs.replace(model.shadow, timeout_s=shadow_s)
+    told = msgspec.structs.replace(
+        told,
+        models={"m": msgspec.structs.replace(model, shadow=shadow)},
+        timeouts=msgspec.structs.replace(told.timeouts, request_s=request_s),
+    )
+    [options] = clusters(render(told))["warmpath_shadow_new"]["typed_extension_protocol_options"].values()
+    assert options["common_http_protocol_options"]["max_stream_duration"] == longest
 
 
 @pytest.mark.parametrize("mode", ["mirror", "compare"])

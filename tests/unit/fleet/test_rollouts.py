@@ -261,6 +261,32 @@ async def test_a_document_of_a_newer_release_is_not_written_over(
     assert len([line for line in caplog.records if line.message == "a rollout is left as it was"]) == 1
 
 
+async def test_a_document_that_an_older_keeper_cannot_read_is_left_to_the_others(
+    shelf: Shelf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a keeper gives its lease up, so that one which can read the document looks after the rollout."""
+    await shelf.put(started(shelf.clock.now))
+    older = Keeper(shelf)
+    await older.rounds(5.0)
+    assert older.holding.held(SHARD) == {"m"}
+    await shelf.put_document(GROUP, "m", Document((await shelf.kept()).revision + 1, b'{"phase":"of tomorrow"}'))
+    with caplog.at_level(logging.INFO):
+        await older.rounds(20.0)
+    assert not older.holding.held(SHARD)
+    assert "somebody else changed a rollout first" not in caplog.messages
+
+
+@pytest.mark.parametrize("chance", [0.0, -1.0, 1.0])
+async def test_a_document_that_nobody_could_judge_by_ends_no_keeper(shelf: Shelf, chance: float) -> None:
+    """What stands there by somebody's hand counts as one that cannot be read."""
+    rollout = started(shelf.clock.now)
+    rollout = msgspec.structs.replace(rollout, plan=msgspec.structs.replace(rollout.plan, false_alarms=chance))
+    await shelf.put_document(GROUP, "m", Document(1, encode(rollout)))
+    keeper = Keeper(shelf)
+    await keeper.rounds(2.0)
+    assert keeper.controller.known() == {}
+
+
 async def test_evidence_that_cannot_be_read_is_left_out(shelf: Shelf) -> None:
     """The rest of it decides."""
     rollout = started(shelf.clock.now)

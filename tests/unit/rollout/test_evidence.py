@@ -71,6 +71,14 @@ def test_what_says_nothing_of_the_comparison_is_left_out() -> None:
     assert recorded([msgspec.structs.replace(long, duration_s=85.0)]).answers == [0, 1]
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e308])
+@pytest.mark.parametrize("field", ["uncached_tokens", "ttft_s", "tpot_s", "output_tokens", "duration_s"])
+def test_what_comes_from_outside_as_no_proper_number_ends_nothing(field: str, odd: float) -> None:
+    """The access log is read for learning too, which must go on."""
+    sample = msgspec.structs.replace(good(0.1), **{field: odd})
+    assert recorded([sample, good(0.2)]).unread == 0
+
+
 def test_conversations_from_before_the_step_are_not_compared() -> None:
     """They stay on the baseline whatever their unit is: only those that begin in the step are divided by chance."""
     told = recorded([good(0.1, continued=True), good(0.1), good(0.2), good(0.2, continued=True)])

@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,14 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         Folder(tmp_path, "w").add(result("a"), 10, DAY)
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_not_touched(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    """A pipe would never end, nor would a device: the worker's one thread must not wait for either."""
+    put(tmp_path / "m@w.jsonl")
+    with pytest.raises(StoreError, match="what is there is no file: remove it"):
+        Folder(tmp_path, "w").add(result("a"), 10, DAY)
 
 
 def test_a_folder_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Where results go: the store, or a folder, as the model's settings say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from extproc.errors import StoreError
 from extproc.shadow import folder
 from extproc.shadow.results import GROUP, Results, read
 from extproc.state.memory_documents import MemoryDocuments
+from extproc.state.values import FeedEntry
 from tests.unit.shadow.parts import result
 
 
@@ -62,6 +63,34 @@ async def test_records_are_read_page_by_page_and_no_further_than_asked(thread: T
     assert [one.id for one in found.results] == [f"{at}" for at in range(1199, 99, -1)]
     assert found.unreadable == 1
     assert len((await read(store, "m", 0.0, 7)).results) == 7
+
+
+async def test_a_request_that_took_long_ends_no_reading(thread: ThreadPoolExecutor) -> None:
+    """Records lie in the order in which comparisons ended: behind one that began too early others did not."""
+    store = MemoryDocuments(SystemClock())
+    results = Results(store, "host-0", thread)
+    for number in range(600):
+        began = 50.0 if number == 100 else 150.0
+        await results.add(result(f"{number}", at=began), Shadow(version="v2"))
+    assert len((await read(store, "m", 100.0, 10_000)).results) == 599
+
+
+async def test_what_is_too_old_is_not_read_page_by_page(thread: ThreadPoolExecutor) -> None:
+    """A comparison is recorded when it is over: what was recorded before that time began before it."""
+
+    class Counted(MemoryDocuments):
+        pages = 0
+
+        async def records(self, group: str, name: str, limit: int, before: str = "") -> Sequence[FeedEntry]:
+            self.pages += 1
+            return await super().records(group, name, limit, before)
+
+    store = Counted(SystemClock())
+    results = Results(store, "host-0", thread)
+    for number in range(1600):
+        await results.add(result(f"{number}", at=1.0), Shadow(version="v2"))
+    assert (await read(store, "m", SystemClock().wall() + 3600.0, 10_000)).results == []
+    assert store.pages == 1
 
 
 async def test_a_result_that_cannot_be_kept_is_told(thread: ThreadPoolExecutor, tmp_path: Path) -> None:

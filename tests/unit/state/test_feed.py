@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import StoreError
 from extproc.state import feed
-from extproc.state.feed import Answered, Delta, Dropped, Held, Measured, Sized, Turned
+from extproc.state.feed import Answered, Delta, Dropped, Held, Kept, Measured, Sized, Turned
 
 # As long as they get in use: an IPv6 address with its port, a replica's id with a counter.
 _name = st.text("0123456789abcdef:.-[]", max_size=36)
@@ -26,6 +26,7 @@ _deltas: st.SearchStrategy[Delta] = st.one_of(
     st.builds(Measured, _hashes, _number, _number),
     st.builds(Sized, _name, st.floats(0.0, 1.0), st.integers(-1, 2**40), _start),
     st.builds(Turned, _digest, _name, _number, _number, _start),
+    st.lists(st.binary(min_size=16, max_size=16), max_size=20).map(lambda names: Kept(b"".join(names))),
 )
 
 

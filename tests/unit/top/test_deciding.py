@@ -11,7 +11,7 @@ from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.config import Config
 from extproc.continuing import Pins
 from extproc.deciding import Asked, Facts, Moment
-from extproc.envoy.contract import CONTINUED, Decision
+from extproc.envoy.contract import BRIEF, CONTINUED, Decision
 from extproc.request.model import Request, RouteKind
 from extproc.rollout.split import Choice, Why
 from extproc.state.feed import Answered, Turned
@@ -281,3 +281,17 @@ def test_a_conversation_that_had_begun_is_told(
     assert (told.get(CONTINUED) == 1.0) is continued
     alone = msgspec.structs.replace(asked, choice=None)
     assert CONTINUED not in deciding.decision_of(alone, ask, members, order, reservation, Facts("c1", 5.0)).metadata
+
+
+@pytest.mark.parametrize(("max_tokens", "brief"), [(None, False), (1, True), (2, False)])
+def test_an_answer_of_one_token_that_was_asked_for_is_told(max_tokens: int | None, brief: bool) -> None:
+    """Else it would look empty; of models with versions alone."""
+    known, members = PoolKnowledge(Priors()), pool()
+    asked = Asked(Request(RouteKind.CHAT, max_tokens=max_tokens), (), 4000.0, choice=Choice("m", "two", "main"))
+    ask = deciding.ask_of(asked, known, AT)
+    plan = chooser.plan(ask, members, deciding.weights_of(config()))
+    order = deciding.order_of(plan, plan.candidates[0])
+    told = deciding.decision_of(asked, ask, members, order, Reservation("a"), Facts("c1", 5.0)).metadata
+    assert (told.get(BRIEF) == 1.0) is brief
+    alone = msgspec.structs.replace(asked, choice=None)
+    assert BRIEF not in deciding.decision_of(alone, ask, members, order, Reservation("a"), Facts("c1", 5.0)).metadata

@@ -11,7 +11,7 @@ import pytest
 
 from extproc.follower import Counts, Follower, as_id
 from extproc.state import feed
-from extproc.state.feed import Answered, Delta, Held, Measured, Sized, Turned
+from extproc.state.feed import Answered, Delta, Held, Kept, Measured, Sized, Turned
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.values import FeedEntry
 from extproc.state.window import Window
@@ -211,6 +211,8 @@ DAMAGE: dict[str, bytes] = {
     "negative prompt": feed.encode("you", [answered(-400.0)]),
     "tokens that are no number": feed.encode("you", [Turned(b"t", "a", math.nan, 1.0)]),
     "ratio that is no number": feed.encode("you", [Measured(feed.pack([1]), math.nan)]),
+    "half a conversation": feed.encode("you", [Kept(bytes(24))]),
+    "more conversations than one delta has": feed.encode("you", [Kept(bytes(16 * (feed.MOST_KEPT + 1)))]),
     "endless name": feed.encode("you", [held(1, endpoint="a" * 1000)]),
     "negative number": feed.encode("you", [held(1)], -1),
     "bomb": raw(feed.VERSION, BOMB, 8 * 1024 * 1024),

@@ -9,7 +9,7 @@ import pytest_asyncio
 from extproc import inner
 from extproc.clock import ManualClock
 from extproc.envoy.contract import Copy
-from extproc.envoy.copies import Copies
+from extproc.envoy.copies import LONGEST, MESSAGE, Copies
 from extproc.envoy.server import bind, make_server
 from extproc.handing_on import HandingOn
 from tests.waiting import until
@@ -49,7 +49,7 @@ class Fleet:
             self.asked += 1
             return name
 
-        server = make_server([inner.handler(bytes, None, ended, part.taken)], max_body_bytes=1 << 24)  # type: ignore[arg-type]
+        server = make_server([inner.handler(bytes, None, ended, part.taken)], max_body_bytes=MESSAGE)  # type: ignore[arg-type]
         address = f"unix:{self._folder}/{name}"
         bind(server, address)
         await server.start()
@@ -88,6 +88,16 @@ async def test_a_copy_comes_whole_to_the_worker_that_decided(fleet: Fleet) -> No
     assert none.copies == [None]
 
 
+async def test_the_longest_copy_fits_into_one_message(fleet: Fleet) -> None:
+    """Streams come token by token, and each piece has its time."""
+    kept, piece = Kept(), b"x" * 64
+    long = Copy(200, {}, 1.0, tuple((1.5, piece) for _ in range(LONGEST // len(piece))), 2.5, complete=True)
+    fleet.copies["b"].expect("b-1", kept)
+    fleet.parts["a"].hand_on("b-1", long)
+    await fleet.parts["a"].idle()
+    assert kept.copies == [long]
+
+
 async def test_workers_are_asked_for_their_ids_once(fleet: Fleet) -> None:
     """Later copies go straight to their worker."""
     kept = Kept()
@@ -107,6 +117,20 @@ async def test_a_copy_that_nobody_waits_for_is_lost_quietly(fleet: Fleet) -> Non
     fleet.clock.advance(10.0)
     fleet.addresses.append("unix:/nowhere/at-all")
     fleet.parts["a"].hand_on("gone-2", COPY)
+    await fleet.parts["a"].idle()
+
+
+async def test_nothing_is_kept_of_workers_that_left(fleet: Fleet) -> None:
+    """Addresses come and go with hosts: a connection to each of them would stay open for good."""
+    fleet.parts["a"].hand_on("b-1", COPY)
+    await fleet.parts["a"].idle()
+    assert len(fleet.parts["a"]) == 3
+    del fleet.addresses[1:]
+    fleet.clock.advance(2.5)
+    fleet.parts["a"].hand_on("gone-1", COPY)
+    await fleet.parts["a"].idle()
+    assert len(fleet.parts["a"]) == 1
+    fleet.parts["a"].hand_on("b-2", COPY)
     await fleet.parts["a"].idle()
 
 

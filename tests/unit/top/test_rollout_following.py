@@ -17,7 +17,7 @@ from extproc.fleet.membership import Membership
 from extproc.rollout import advance
 from extproc.rollout.evidence import merge
 from extproc.rollout.state import GROUP, Rollout, encode, evidence_name
-from extproc.rollout_following import AGAIN_S, Following
+from extproc.rollout_following import AGAIN_S, PUT_BACK_S, Following
 from extproc.router import Surroundings
 from extproc.state.document_store import Document
 from extproc.state.knowledge import PoolKnowledge, Priors
@@ -145,6 +145,44 @@ async def test_what_the_others_changed_of_the_fleet_stays(shelf: Shelf) -> None:
     worker.around.fleet = msgspec.structs.replace(fleet, pools={**fleet.pools, "p1": marked})
     await worker.following.look()
     assert worker.around.fleet.pools["p1"] is marked
+
+
+async def test_what_no_keeper_knows_any_more_a_worker_puts_back(shelf: Shelf) -> None:
+    """After a flush keepers have their time first; from then on a new keeper finds the rollout, to judge and abort."""
+    await shelf.put(started(shelf.clock.now))
+    worker = Worker(shelf)
+    await worker.start()
+    before = (await shelf.documents(GROUP)).found
+    shelf.flush()
+    await worker.following.look()
+    shelf.clock.now += PUT_BACK_S - 0.5
+    await worker.following.look()
+    assert (await shelf.documents(GROUP)).found == {}
+    shelf.clock.now += 0.5
+    await worker.following.look()
+    assert (await shelf.documents(GROUP)).found == before
+    keeper = Keeper(shelf, "k9")
+    await keeper.controller.round()
+    assert keeper.controller.known()["m"].rollout.id == "r1"
+
+
+async def test_a_store_that_is_away_is_not_written_to(shelf: Shelf) -> None:
+    """Silence says nothing of what the store has; nor is a rollout put back that the configuration knows no more."""
+    await shelf.put(started(shelf.clock.now))
+    worker = Worker(shelf)
+    await worker.start()
+    shelf.down = True
+    await worker.following.look()
+    shelf.clock.now += 10 * PUT_BACK_S
+    shelf.down = False
+    shelf.flush()
+    await worker.following.look()
+    assert (await shelf.documents(GROUP)).found == {}
+    versions = {"one": {"pool": "p1", "weight": 1}, "three": {"pool": "p2"}}
+    await worker.upkeep.apply(configured(models={"m": {"versions": versions}}))
+    shelf.clock.now += 10 * PUT_BACK_S
+    await worker.following.look()
+    assert (await shelf.documents(GROUP)).found == {}
 
 
 async def test_a_change_of_one_rollout_leaves_the_others(shelf: Shelf) -> None:

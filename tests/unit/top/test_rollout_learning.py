@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from extproc.config import Config
-from extproc.envoy.contract import CONTINUED, EPOCH, MODEL, QUEUED, UNIT, VERSION, Served
+from extproc.envoy.contract import BRIEF, CONTINUED, EPOCH, MODEL, QUEUED, UNIT, VERSION, Served
 from extproc.rollout.evidence import Sample
 from extproc.rollout_learning import model_of, outcome_of, sample_of, usage_due
 from tests.unit.top.parts import config
@@ -85,10 +85,13 @@ CUT = {"prompt_tokens": -1, "cached_tokens": -1, "output_tokens": -1}
         ({"status": 200, "flags": ("DC",), **CUT}, "abandoned"),
         ({"status": 0, "flags": ("DC",), **CUT}, "abandoned"),
         ({"status": 0, "flags": ("DR",), **CUT}, "abandoned"),
-        ({"status": 503, "flags": ("URX",), **CUT}, "neutral"),
-        ({"status": 429, **CUT}, "neutral"),
+        ({"status": 503, "flags": ("URX",), **CUT}, "failed"),
+        ({"status": 503, "flags": ("UO",), **CUT}, "failed"),
+        ({"status": 429, **CUT}, "failed"),
+        ({"status": 401, **CUT}, "failed"),
+        ({"status": 404, **CUT}, "failed"),
         ({"status": 400, **CUT}, "neutral"),
-        ({"status": 404, **CUT}, "neutral"),
+        ({"status": 413, **CUT}, "neutral"),
         ({"status": 0, **CUT}, "neutral"),
         ({"status": 400, "flags": ("DPE",), **CUT}, "neutral"),
         ({"status": 200, "stage": "request", **CUT}, "neutral"),
@@ -96,7 +99,7 @@ CUT = {"prompt_tokens": -1, "cached_tokens": -1, "output_tokens": -1}
     ],
 )
 def test_who_is_to_blame_for_how_a_request_ended(changes: dict[str, Any], ended: str) -> None:
-    """The version for what its engines failed or cut; nobody for want of room, bad requests and answers too long."""
+    """The version for what its engines failed, refused or cut; nobody for bad requests and answers too long."""
     assert outcome(**changes) == ended
 
 
@@ -131,6 +134,15 @@ def test_streams_are_known_to_be_cut_only_where_every_version_is_asked() -> None
     mixed = msgspec.structs.replace(mixed, pools={**mixed.pools, "p1": settings().pools["p1"]})
     assert not usage_due(mixed, mixed.models["m"], served())
     assert not usage_due(mixed, mixed.models["m"], served(told={"asked_usage": 1.0}))
+
+
+@pytest.mark.parametrize(("tokens", "ended"), [(0, "broken"), (1, "broken"), (2, "ok")])
+def test_an_answer_that_says_nothing_has_the_token_of_its_end_alone(tokens: int, ended: str) -> None:
+    """Engines count that token (vLLM), so an answer of one token is empty, unless the client wants no more."""
+    assert outcome(output_tokens=tokens) == ended
+    assert outcome(output_tokens=2 * tokens, told={"sequences": 2.0}) == ended
+    assert outcome(output_tokens=1, told={BRIEF: 1.0}) == "ok"
+    assert outcome(output_tokens=0, told={BRIEF: 1.0}) == "broken"
 
 
 def test_an_answer_without_tokens_by_nature_is_not_empty() -> None:
@@ -233,7 +245,7 @@ def test_a_conversation_that_had_begun_is_told_apart() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"status": 429},
+        {"status": 400},
         {"told": {UNIT: -1.0}},
         {"told": {UNIT: 1.0}},
         {"told": {UNIT: "0.5"}},

@@ -64,6 +64,12 @@ def gate(name: str, canary: float, baseline: float, **fields: Any) -> Gate:
     return Gate(name=name, canary=canary, baseline=baseline, **{**base, **fields})
 
 
+def test_what_cannot_be_read_of_workers_is_told() -> None:
+    """A rollout whose step waits for answers that nobody here can count must not look as if there were none."""
+    told = rollout_text.of_status(status(judgement=Judgement(epoch="r1-1", parts=1, unread=3)), None)
+    assert "what 3 workers told cannot be read: are they of another release?" in told
+
+
 def test_a_running_rollout_is_shown_whole() -> None:
     """Where it is, who has what, each gate with evidence and threshold, and what the step waits for."""
     gates = (
@@ -123,6 +129,15 @@ def test_a_file_that_was_changed_after_the_end_holds() -> None:
     """That is said, as the table shows its shares then."""
     told = rollout_text.of_status(status(rollout=rollout(phase="aborted"), governs=False), None)
     assert "the weights of warmpath.yaml hold: they were changed since" in told
+
+
+def test_a_canary_that_the_file_has_no_more_is_told() -> None:
+    """Its rollout stands still, and can only be aborted."""
+    left = [VersionNow(name="v1", pool="old", weight=1.0, share=1.0)]
+    assert "warmpath.yaml has no version v2 of the model any more; abort it" in rollout_text.of_status(
+        status(versions=left), None
+    )
+    assert "any more" not in rollout_text.of_status(status(), None)
 
 
 @pytest.mark.parametrize("phase", ["promoted", "retired"])

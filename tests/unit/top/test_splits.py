@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from extproc.config import Config
 from extproc.config_rollouts import Gates
 from extproc.rollout.split import Split, chosen, of_weights
-from extproc.rollout.state import Phase, Plan, Rollout
+from extproc.rollout.state import Phase, Plan, Rollout, governs
 from extproc.splits import fleet_of, splits_of, with_splits
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.versions import Around, unit_of
@@ -96,6 +96,22 @@ def test_a_rollout_that_is_over_gives_way_to_a_changed_file() -> None:
     over = rollout(1.0, phase="retired")
     assert splits_of(settings(old=1.0, new=0.0), over)["m"].weights == {"new": 1.0}
     assert splits_of(settings(old=0.5, new=0.5), over)["m"].weights == {"old": 0.5, "new": 0.5}
+
+
+@pytest.mark.parametrize(("phase", "share"), [("retired", 1.0), ("rolled_back", 0.0)])
+def test_a_version_that_is_only_written_down_moves_nothing(phase: Phase, share: float) -> None:
+    """A further version of weight 0 is no other weight: the retired version must not have everything again by it."""
+    here = settings(old=1.0, new=0.0, third=0.0)
+    weights = splits_of(here, rollout(share, phase=phase))["m"].weights
+    assert weights.get("new", 0.0) == share
+    assert weights.get("third", 0.0) == 0.0
+
+
+def test_a_rollout_to_a_version_that_is_gone_is_over() -> None:
+    """Else nobody could start another one: the file can no longer say that the canary has everything."""
+    (over,) = rollout(1.0, phase="retired").values()
+    assert not governs(over, {"old": 1.0})
+    assert governs(over, {"old": 1.0, "new": 0.0})
 
 
 def test_versions_that_the_file_no_longer_has_get_nothing() -> None:

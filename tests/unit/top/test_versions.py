@@ -12,10 +12,12 @@ from extproc.choose.fleet import Endpoint, Fleet, Pool
 from extproc.clock import ManualClock
 from extproc.config import Config
 from extproc.errors import StoreError, UnknownModelError, UnknownVersionError
+from extproc.request.conversation import turns_before
 from extproc.request.model import Request, RouteKind
 from extproc.request.shapes import parse, peek
 from extproc.rollout.split import Choice
 from extproc.splits import fleet_of, splits_of
+from extproc.state.feed import Turned
 from extproc.state.knowledge import PoolKnowledge, Priors
 from extproc.state.memory import MemoryStore
 from extproc.versions import Around, Placed
@@ -251,6 +253,18 @@ def test_while_a_version_cannot_serve_another_one_does(state: dict[str, Any]) ->
             assert after == before
 
 
+def test_the_old_version_serves_while_one_that_has_all_cannot() -> None:
+    """Its engines stay up for the conversations on it until it is retired: better than a 503 for everybody."""
+    here = around(settings({"new": 1.0}), ("new",))
+    split = here.fleet.splits["m"]
+    found = choice(chat("a", session="s"), here)
+    assert versions.available(found, split, here.fleet) == found
+    kept = msgspec.structs.replace(split, earlier=({"old": 0.75, "new": 0.25}, {"old": 1.0, "new": 0.0}))
+    assert versions.available(found, kept, here.fleet).version == "old"
+    third = msgspec.structs.replace(kept, weights={"new": 0.9, "third": 0.1})
+    assert versions.available(found, third, here.fleet).version == "third"
+
+
 def test_the_next_best_version_serves_while_the_main_one_cannot() -> None:
     """By weight; a version without traffic never does, and when all are gone the choice stays."""
     weights = {"old": 0.6, "new": 0.4}
@@ -294,10 +308,11 @@ async def pin(store: MemoryStore, here: Around, request: Request, *names: str) -
         await store.pin(name, key, "e", 60_000)
 
 
-async def moved(store: MemoryStore, here: Around, request: Request) -> Choice:
+async def moved(store: MemoryStore, here: Around, request: Request, digest: bytes = b"") -> Choice:
     """The version of a request that went to `old`, then to `third`, and by the weights of now goes to `new`."""
-    before = Choice("m", "new", "new", epoch="r-3", earlier=(("third", "third"), ("old", "old")), by="session")
-    found = await versions.settled(before, request, here, store)
+    earlier = (("third", "third"), ("old", "old"))
+    before = Choice("m", "new", "new", epoch="r-3", earlier=earlier, by="session", digest=digest)
+    found = await versions.settled(before, request, here, store, 0.0)
     assert found.earlier == ()
     return found
 
@@ -317,10 +332,31 @@ async def test_a_conversation_is_looked_for_where_earlier_weights_put_it(
     assert found.why == ("weight" if expected == "new" else "running")
 
 
-async def test_without_the_store_the_oldest_weights_count() -> None:
-    """Of what nobody knows: all workers come to the same, whatever they were told of later weights."""
+async def test_without_the_store_what_nobody_knows_goes_by_the_weights_of_now() -> None:
+    """As with a store that has no pin: what ran when the weights changed is known to all, so this began later."""
     here, request = around(settings()), chat("a", session="s")
-    assert (await moved(Silent(ManualClock()), here, request)).version == "old"
+    assert (await moved(Silent(ManualClock()), here, request)).version == "new"
+
+
+@pytest.mark.parametrize("version", ["old", "third"])
+async def test_without_the_store_a_turn_that_others_told_of_counts(version: str) -> None:
+    """A conversation that carries its history is recognised by the newest turn whose answer is known."""
+    here, request = around(settings()), chat("a", "b", "c", session="s")
+    here.knowledge[version].apply(Turned(turns_before(request)[0], "e", 10.0, 5.0))
+    assert (await moved(Silent(ManualClock()), here, request)).version == version
+
+
+async def test_where_a_conversation_ran_last_counts_before_the_store() -> None:
+    """This worker sent it there, or was told so: no pin is looked for, and of two versions the later one has it."""
+    store, here, request = MemoryStore(ManualClock()), around(settings()), chat("a", session="s")
+    await pin(store, here, request, "third")
+    digest = bytes(16)
+    here.knowledge["old"].conversations.used(digest, 1.0)
+    assert (await moved(store, here, request, digest)).version == "old"
+    here.knowledge["third"].conversations.told(digest, 2.0)
+    assert (await moved(Silent(ManualClock()), here, request, digest)).version == "third"
+    here.knowledge["new"].conversations.used(digest, 3.0)
+    assert (await moved(store, here, request, digest)).version == "new"
 
 
 async def test_without_the_store_a_response_goes_by_the_weights() -> None:
@@ -338,7 +374,7 @@ async def test_a_response_whose_pin_is_found_is_continued_there() -> None:
     after = parse(
         "/v1/responses", {}, json.dumps({"model": "m", "previous_response_id": "mine", "input": "x"}).encode()
     )
-    found = await versions.settled(choice(after, here), after, here, store)
+    found = await versions.settled(choice(after, here), after, here, store, 0.0)
     assert (found.version, found.why) == ("third", "response")
 
 
