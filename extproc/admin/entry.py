@@ -1,11 +1,13 @@
 """Who may call the operator API: whoever knows the token, or, where there is none, who is on this host itself."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import logging
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -86,7 +88,7 @@ class Entry:
                 raise ForbiddenError(told)
             return
         try:
-            token = await asyncio.to_thread(read_token, self._token)
+            token = await asyncio.to_thread(_kept_token, self._token)
         except ConfigError as error:
             if str(error) != self._complaint:
                 log.error("the operator API is closed: its token cannot be used", extra={"error": str(error)})
@@ -161,6 +163,15 @@ def shown_token(headers: Mapping[str, str]) -> bytes:
 def _equal(one: bytes, other: bytes) -> bool:
     """Whether two tokens are the same, in a time that tells neither where they differ nor how long they are."""
     return hmac.compare_digest(hashlib.sha256(one).digest(), hashlib.sha256(other).digest())
+
+
+def _kept_token(path: Path) -> bytes:
+    """The token of this host. Raises ConfigError, also for a pipe, which a thread would wait at for ever."""
+    with contextlib.suppress(OSError):  # What cannot be looked at cannot be read either, which says why.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{_KEY}: {path}: cannot be read (no file): write the token into one")
+    return read_token(path)
 
 
 def read_token(path: Path) -> bytes:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import grpc
 import msgspec
 from google.protobuf import json_format
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from extproc._pb.warmpath.v1 import rollouts_pb2 as pb
@@ -66,16 +66,17 @@ def handler(calls: RolloutCalls, entry: Entry) -> grpc.GenericRpcHandler:
 
 
 def _method(entry: Entry, asks: type[Message], replies: type[Message], call: Call) -> "grpc.RpcMethodHandler[Any, Any]":
-    async def answer(request: Message, context: Any) -> Message:
+    async def answer(request: bytes, context: Any) -> Message:
         headers = _metadata(context)
         try:
+            # Before anything of the request is read.
             await entry.admit(Asking(peer_of(context.peer()), headers, web=False))
-            asked = _plain(request)
+            asked = _plain(_read(request, asks))
             return _message(await call(asked.pop("model", ""), asked, operator(headers)), replies)
         except WarmpathError as error:
             await _abort(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(answer, asks.FromString, lambda reply: reply.SerializeToString())
+    return grpc.unary_unary_rpc_method_handler(answer, None, lambda reply: reply.SerializeToString())
 
 
 async def _abort(context: Any, error: WarmpathError) -> NoReturn:
@@ -100,6 +101,13 @@ def _metadata(context: Any) -> dict[str, str]:
         text = value if isinstance(value, str) else ""
         found[key] = f"{found[key]}, {text}" if key in found else text
     return found
+
+
+def _read(request: bytes, kind: type[Message]) -> Message:
+    try:
+        return kind.FromString(request)
+    except DecodeError:
+        raise BadQuestionError("the request is no message of this method") from None
 
 
 def _plain(request: Message) -> dict[str, Any]:

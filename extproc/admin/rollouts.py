@@ -182,8 +182,11 @@ class RolloutCalls:
             raise BadQuestionError(f"limit: {limit}: write 1 to {MOST_HISTORY}")
         if before and not (_LINE_ID.fullmatch(before) and max(map(int, before.split("-"))) < 1 << 64):
             raise BadQuestionError("before: is no id of a line: take it from the last line of an earlier answer")
-        lines = []
+        lines, told = [], b""
         for each in await self._store.records(GROUP, name, limit, before):
+            if each.payload == told:
+                continue  # Several who wrote the same line down at once.
+            told = each.payload
             try:
                 lines.append(Line(each.id, decode_event(each.payload)))
             except StoreError as error:

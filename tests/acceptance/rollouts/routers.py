@@ -15,6 +15,7 @@ from extproc.config import Config
 from extproc.deciding import Outcome
 from extproc.envoy.contract import VERSION, Call
 from extproc.gossip import Gossip
+from extproc.keeping import Keeping
 from extproc.request.conversation import turns_before
 from extproc.rollout.state import GROUP, Rollout, encode
 from extproc.rollout_following import Following
@@ -77,12 +78,13 @@ class Worker:
         )
         self._router = Router(self.around, self._gossip, Silent(), clock)
         self.following = Following(self.around, VersionMetrics(Families(CollectorRegistry())), clock)
+        self._keeping = Keeping(self.around, self._gossip, clock)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Follow the others and the documents."""
         await self._redis.ping()
-        self._tasks = [asyncio.create_task(each.run()) for each in (self._gossip, self.following)]
+        self._tasks = [asyncio.create_task(each.run()) for each in (self._gossip, self.following, self._keeping)]
         assert await self._gossip.caught_up(60.0)
 
     async def stop(self) -> None:
@@ -105,9 +107,10 @@ class Worker:
         asked = (self._router.read(_call(session, turn))[0].request for session in sessions)
         return all(any(each.continued(one) for one in turns_before(request) for each in known) for request in asked)
 
-    def share(self) -> float:
-        """The new version's share, as this worker splits the traffic."""
-        return float(self.around.fleet.splits[MODEL].weights.get(NEW, 0.0))
+    def follows(self, share: float) -> bool:
+        """Whether it gives the new version this share, also of what begins now."""
+        splits = self.around.fleet.splits[MODEL]
+        return splits.weights.get(NEW, 0.0) == share and not self.around.fresh(MODEL)
 
 
 def _call(session: str, turn: int) -> Call:
@@ -145,7 +148,7 @@ class Fleetful:
         self._revision += 1
         document = Document(self._revision, encode(rollout))
         assert await self.workers[0].store.put_document(GROUP, MODEL, document)
-        await until(lambda: all(worker.share() == rollout.share for worker in self.workers))
+        await until(lambda: all(worker.follows(rollout.share) for worker in self.workers))
 
     async def versions(self, sessions: Sequence[str], turn: int) -> dict[str, str]:
         """The version of each session's turn, which goes to another worker than the turn before."""

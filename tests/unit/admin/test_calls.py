@@ -378,6 +378,17 @@ async def test_the_part_of_a_version_that_is_gone_goes_to_the_others() -> None:
     assert ([each.share for each in status.versions], status.governs) == ([1.0], False)
 
 
+async def test_a_line_that_several_wrote_down_is_told_once() -> None:
+    """Whoever writes over a document sees to its line, at once with others."""
+    at = await stage()
+    await started(at)
+    [line] = await at.store.records("rollouts", "chat", 10)
+    for _ in range(3):
+        await at.store.record("rollouts", "chat", line.payload, 100, 0)
+    await at.calls.pause("chat", Change(), "ann")
+    assert [line.event.what for line in (await at.calls.history("chat")).events] == ["paused", "started"]
+
+
 async def test_history_is_told_in_pages() -> None:
     """Newest first, `limit` lines at most; `before` goes on. Lines that cannot be read are left out."""
     at = await stage()

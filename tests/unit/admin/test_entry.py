@@ -1,6 +1,8 @@
 """Who may call the operator API."""
 
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,14 @@ async def test_a_token_that_is_none_opens_nothing(
             assert str(tmp_path) not in str(caught.value)
     [said] = [record for record in caplog.records if "operator API is closed" in record.message]
     assert "are no token" not in str(said.__dict__)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+async def test_what_is_no_file_is_not_waited_for(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    """A pipe that nobody writes to would keep a thread for each call, until the keeper has none left."""
+    put(tmp_path / "token")
+    with pytest.raises(TokenUnusableError):
+        await Entry(tmp_path / "token", "127.0.0.1").admit(asking(authorization="Bearer x"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -173,6 +173,17 @@ async def test_with_a_token_every_method_wants_it(tmp_path: Path) -> None:
         assert (await client("Status", pb.StatusRequest(), [right])).statuses
 
 
+async def test_garbage_is_a_bad_question_of_whoever_may_ask(tmp_path: Path) -> None:
+    """Who may not is told that alone: nothing of a request is read before."""
+    (tmp_path / "token").write_text(TOKEN)
+    right = ("authorization", f"Bearer {TOKEN}")
+    async with serving(await stage(), token=tmp_path / "token") as client:
+        for name in METHODS:
+            assert (await refused(client, name, b"\xff" * 20))[0] == grpc.StatusCode.UNAUTHENTICATED
+            code, told = await refused(client, name, b"\xff" * 20, right)
+            assert (code, told) == (grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of this method")
+
+
 async def test_without_a_token_a_port_for_others_takes_no_calls() -> None:
     """Envoy on another host reaches the keeper there, and so does anybody who can reach that host."""
     async with serving(await stage(), host="0.0.0.0") as client:
