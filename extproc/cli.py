@@ -91,6 +91,8 @@ def _with_config(
     )
     if name == "check":
         parser.add_argument("--json", action="store_true", help="print one JSON object")
+        asked = "ask the engines too, whether they serve what the file says of them"
+        parser.add_argument("--engines", action="store_true", help=asked)
     parser.set_defaults(run=run)
     return parser
 
@@ -214,7 +216,12 @@ def _check(arguments: argparse.Namespace) -> int:
     from extproc import advice
     from extproc.envoy import validate
 
-    report = validate.check(arguments.config, arguments.set, advice.warnings)
+    if arguments.engines:
+        from extproc import engine_check
+
+        report = validate.check(arguments.config, arguments.set, advice.warnings, engine_check.findings)
+    else:
+        report = validate.check(arguments.config, arguments.set, advice.warnings)
     sys.stdout.write(report.to_json() if arguments.json else report.to_text())
     return 0 if report.ok else _USAGE
 

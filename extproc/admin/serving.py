@@ -17,18 +17,18 @@ def hindrances(
     Args:
         config: the configuration.
         model: the model.
-        version: its version.
+        version: its version; empty for the only one of a model without any.
         members: destination by id of the endpoints that the version's pool has.
         states: what was published of them, by id; those that were never read are absent.
     """
     pool = config.models[model].by_version[version].pool
     if pool not in config.pools:
-        return [f"version `{version}`: there is no pool `{pool}` here yet: restart `warmpath serve` with it"]
+        return [f"{_of(version)}there is no pool `{pool}` here yet: restart `warmpath serve` with it"]
     if not members:
-        return [f"version `{version}`: pool `{pool}` has no endpoints: its addresses cannot be resolved"]
+        return [f"{_of(version)}pool `{pool}` has no endpoints: its addresses cannot be resolved"]
     ill = _ill(members, states)
     if len(ill) == len(members):
-        return [f"version `{version}`: no endpoint of pool `{pool}` can serve: {_some(ill)}"]
+        return [f"{_of(version)}no endpoint of pool `{pool}` can serve: {_some(ill)}"]
     healthy = {name: states[name] for name in members if name not in ill}
     return list(_unlisted(config, model, version, healthy, strict=True))
 
@@ -39,7 +39,7 @@ def doubts(
     """What speaks against a version although it can take traffic, one line each; arguments as of `hindrances`."""
     ill = _ill(members, states)
     pool, well = config.models[model].by_version[version].pool, len(members) - len(ill)
-    told = f"version `{version}`: {well} of {len(members)} endpoints of pool `{pool}` can serve: {_some(ill)}"
+    told = f"{_of(version)}{well} of {len(members)} endpoints of pool `{pool}` can serve: {_some(ill)}"
     healthy = {name: states[name] for name in members if name not in ill}
     return ([told] if ill else []) + list(_unlisted(config, model, version, healthy, strict=False))
 
@@ -85,8 +85,17 @@ def _unlisted(
         if strict == (bool(adapter) or _kind(config, settings.pool, state) == "vllm")
     ]
     if missing:
-        remedy = "load it there, or correct `adapter.name`" if adapter else "set `served_as` of the version"
-        yield f"version `{version}`: {what} `{name}` is not listed by {_first(missing)}: {remedy}"
+        remedy = (
+            "load it there, or correct `adapter.name`"
+            if adapter
+            else f"set `served_as`{' of the version' if version else ''}"
+        )
+        yield f"{_of(version)}{what} `{name}` is not listed by {_first(missing)}: {remedy}"
+
+
+def _of(version: str) -> str:
+    """What lines about a version begin with; nothing for the only one of a model without any."""
+    return f"version `{version}`: " if version else ""
 
 
 def _kind(config: Config, pool: str, state: EndpointState) -> str:

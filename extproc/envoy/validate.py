@@ -27,6 +27,20 @@ def _nothing(_config: Config) -> Sequence[str]:
     return ()
 
 
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What engines said, each line a place, such as `models.chat`, a colon, and the text.
+
+    Attributes:
+        asked: how many engines were asked.
+        errors: what cannot work.
+        warnings: what works and is hardly meant, or what nobody can tell.
+    """
+
+    asked: int
+    errors: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of `check`.
 
@@ -34,42 +48,57 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         file: the configuration file.
         ok: whether everything was accepted.
         error: the first mistake; empty when all is well.
+        further: further ones, of what engines said.
         models: how many models the file names.
         pools: how many pools.
         endpoints: how many endpoints in all pools.
         envoy_version: of the binary that accepted the rendered configuration.
+        engines: how many engines were asked.
         warnings: what is accepted and still hardly meant, a line each, that begins with file and line.
     """
 
     file: str
     ok: bool
     error: str = ""
+    further: Sequence[str] = ()
     models: int = 0
     pools: int = 0
     endpoints: int = 0
     envoy_version: str = ""
+    engines: int = 0
     warnings: Sequence[str] = ()
 
     def to_text(self) -> str:
-        """One line for people, and one for each warning."""
+        """One line for people, and one for each further mistake and each warning."""
+        warnings = "".join(f"warning: {each}\n" for each in self.warnings)
         if not self.ok:
-            return f"{self.error}\n"
+            return "".join(f"{each}\n" for each in (self.error, *self.further)) + warnings
         counts = f"models: {self.models}, pools: {self.pools}, endpoints: {self.endpoints}"
-        told = f"{self.file}: ok: {counts}; Envoy {self.envoy_version} accepts what is rendered from it\n"
-        return told + "".join(f"warning: {each}\n" for each in self.warnings)
+        told = f"{self.file}: ok: {counts}; Envoy {self.envoy_version} accepts what is rendered from it"
+        return f"{told}{f'; engines asked: {self.engines}' if self.engines else ''}\n{warnings}"
 
     def to_json(self) -> str:
         """One JSON object and a line feed."""
         return f"{msgspec.json.encode(self).decode()}\n"
 
 
-def check(path: Path, settings: Sequence[str] = (), advise: Callable[[Config], Sequence[str]] = _nothing) -> Report:
+def _nobody(_config: Config) -> Findings:
+    return Findings(asked=0)
+
+
+def check(
+    path: Path,
+    settings: Sequence[str] = (),
+    advise: Callable[[Config], Sequence[str]] = _nothing,
+    ask: Callable[[Config], Findings] = _nobody,
+) -> Report:
     """Load, render, and let the real Envoy validate; mistakes come back in the report.
 
     Args:
         path: the `warmpath.yaml`.
         settings: `section.key=value` overrides from the command line.
         advise: tells what to warn of: a place, such as `timeouts.stall_s`, a colon, and the text.
+        ask: asks the engines, once all else is well.
     """
     try:
         config = overlay(load(path), settings)
@@ -77,26 +106,31 @@ def check(path: Path, settings: Sequence[str] = (), advise: Callable[[Config], S
         gateway_files.check(config, str(path))
         _validate(config, binary)
         found = version(binary)
-        told = _placed(advise(config), path)
+        engines = ask(config)
+        errors = _placed(engines.errors, path)
+        told = _placed((*advise(config), *engines.warnings), path)
     except ConfigError as error:
         return Report(file=str(path), ok=False, error=str(error))
     return Report(
         file=str(path),
-        ok=True,
+        ok=not errors,
+        error=errors[0] if errors else "",
+        further=errors[1:],
         models=len(config.models),
         pools=len(config.pools),
         endpoints=sum(len(pool.endpoints) for pool in config.pools.values()),
         envoy_version=found,
+        engines=engines.asked,
         warnings=told,
     )
 
 
-def _placed(warnings: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Warnings with the file and the line of what they are about. Raises ConfigError as `load`."""
-    if not warnings:
+def _placed(lines: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Lines with the file and the line of what they are about. Raises ConfigError as `load`."""
+    if not lines:
         return ()
     place = places(path)
-    split = (each.partition(": ") for each in warnings)
+    split = (each.partition(": ") for each in lines)
     return tuple(f"{place(f'$.{where}')}: {text}" for where, _, text in split)
 
 
