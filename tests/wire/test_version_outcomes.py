@@ -136,14 +136,14 @@ async def test_an_answer_without_a_token_is_broken(stack: Stack, body: dict[str,
         (Behave(hang_up=True, how="close"), "failed"),
         (Behave(garbage=True), "failed"),
         (Behave(status=500), "failed"),
-        (Behave(status=503), "neutral"),
-        (Behave(status=429), "neutral"),
+        (Behave(status=503), "failed"),
+        (Behave(status=429), "failed"),
         (Behave(status=400), "neutral"),
     ],
     ids=["reset", "closed", "garbage", "500", "503", "429", "400"],
 )
 async def test_who_fails_before_the_headers(stack: Stack, behave: Behave, ended: str) -> None:
-    """Broken connections and 5xx are the version's; want of room and bad requests are not."""
+    """Broken connections, 5xx and want of room are the version's; bad requests are the client's."""
     assert outcome_of(await stack.ask(behave, STREAM), due=True) == ended
 
 

@@ -180,11 +180,21 @@ def test_a_bad_verdict_is_a_failed_gate(on_failure: str, phase: str, what: str) 
     rollout, event = further(rollout, 51.0)
     assert (rollout.phase, event.what, event.gate) == (phase, what, "verdict")
     if on_failure == "report":
-        assert advance(rollout, judged(rollout), 5000.0) is None
-        assert waits_for(rollout, judged(rollout), 5000.0) == ("a better verdict",)
+        assert waits_for(rollout, judged(rollout), 5000.0) == ()
+        assert further(rollout, 5000.0)[0].step == 1
     if on_failure == "pause":
         resumed, _ = rules.resume(rollout, 60.0, "me")
         assert further(resumed, 5000.0)[0].step == 1
+
+
+def test_a_reported_verdict_is_a_verdict() -> None:
+    """Where steps wait for one, a bad one that stops nothing is not waited on for a better one."""
+    rollout = started(plan(on_failure="report", require_verdict=True))
+    assert waits_for(rollout, judged(rollout), 5000.0) == ("a verdict",)
+    rollout, _ = rules.verdict(rollout, 50.0, "judge", "", passed=False)
+    rollout, event = further(rollout, 5000.0)
+    assert (event.what, event.gate) == ("gate_failed", "verdict")
+    assert further(rollout, 5000.0)[0].step == 1
 
 
 def test_a_good_verdict_is_of_one_step() -> None:
