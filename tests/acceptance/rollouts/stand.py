@@ -127,6 +127,16 @@ class Stand:
         await until_async(so, patience_s)
         return found[-1]
 
+    async def abort(self) -> None:
+        """Give the rollout up, and wait until no worker sends anybody to the new version any more."""
+        await self.done("abort", MODEL)
+
+        async def left() -> bool:
+            shares = [await one.metric("warmpath_version_share", version=NEW) for one in self.site.replicas]
+            return not any(shares)
+
+        await until_async(left)
+
     async def events(self) -> list[Any]:
         """What happened to the model's rollouts, the oldest first."""
         return [line["event"] for line in reversed((await self.done("history", MODEL))["events"])]

@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.acceptance import processes
 from tests.acceptance.journal import Journal
 from tests.acceptance.rollouts.people import Habits, People
-from tests.acceptance.rollouts.stand import MODEL, NEW, Fleet, Stand, stand
+from tests.acceptance.rollouts.stand import NEW, Fleet, Stand, stand
 from tests.waiting import until, until_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -52,7 +52,7 @@ async def test_keepers_that_are_killed_lose_no_step_and_take_none_twice(here: St
         await here.phase("promoted")
         await whole(here)
         told = [(one["what"], one["share"]) for one in await here.events() if one["rollout"] == started["id"]]
-    await here.done("abort", MODEL)
+    await here.abort()
     people.none_failed()
     assert told == [("started", 0.25), ("step", 0.5), ("step", 1.0), ("promoted", 1.0)]
     assert not people.changed()
@@ -83,6 +83,6 @@ async def test_a_rollout_goes_on_when_redis_has_lost_it(here: Stand, lose: Calla
         assert (status["rollout"]["id"], status["rollout"]["share"]) == (started["id"], 0.25)
         await here.phase("promoted")
         await whole(here)
-    await here.done("abort", MODEL)
+    await here.abort()
     people.none_failed()
     assert not people.changed()
