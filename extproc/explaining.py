@@ -35,11 +35,11 @@ PIN: Final[Mapping[str, str]] = {
 }
 
 VERSION: Final[Mapping[str, str]] = {
-    "weight": "by the weights, for {of}",
+    "weight": "by the versions' shares of now, for {of}",
     "tester": "its client asked for it",
-    "running": "its conversation runs there, and would begin elsewhere by the weights of now",
+    "running": "its conversation runs there, and would begin elsewhere by the shares of now",
     "response": "it holds the stored response",
-    "no_endpoint": "no endpoint of the version that the weights give for {of} can serve",
+    "no_endpoint": "no endpoint of the version that the shares of now give for {of} can serve",
 }
 OF: Final[Mapping[str, str]] = {
     "session": "its session",

@@ -74,6 +74,7 @@ def needs_restart(old: Config, new: Config) -> list[str]:
         for prior in _PRIORS
         if name in new.pools and getattr(pool, prior) != getattr(new.pools[name], prior)
     ]
+    parts += [f"models.{name}.shadow" for name in _unknown_shadows(old, new)]
     return parts + ([] if set(old.pools) == set(new.pools) else ["the set of pools"])
 
 
@@ -143,15 +144,44 @@ def _served(model: Model, pools: Collection[str]) -> bool:
     return all(each.pool in pools for each in model.by_version.values())
 
 
+def _unknown_shadows(old: Config, new: Config) -> list[str]:
+    """Models whose shadow Envoy cannot serve as it was rendered; what it mirrors would be counted, and go nowhere."""
+    known = {_envoys_part(model) for model in old.models.values()}
+    return [name for name, model in new.models.items() if model.shadow and _envoys_part(model) not in known]
+
+
+def _envoys_part(model: Model) -> tuple[object, ...]:
+    """What of a model's shadow is in Envoy's own configuration."""
+    shadow = model.shadow
+    if shadow is None:
+        return ()
+    if shadow.mode == "compare":
+        return (shadow.mode,)
+    return (shadow.mode, model.by_version[shadow.version].pool, shadow.max_concurrent, shadow.timeout_s)
+
+
+def _with_known_shadow(old: Config, name: str, model: Model) -> Model:
+    """A model with the shadow that Envoy knows of it; with none where its versions leave no room for that."""
+    before = old.models.get(name)
+    shadow = before.shadow if before else None
+    if before and shadow and model.versions.get(shadow.version) != before.versions[shadow.version]:
+        shadow = None
+    return msgspec.structs.replace(model, shadow=shadow)
+
+
 def _without_fixed(old: Config, new: Config) -> Config:
     """The new configuration as far as it can be taken now: its endpoints, policies and weights.
 
     A model that moves to a pool which is not there yet stays where it is until then.
     """
     pools = {name: new.pools.get(name, pool) for name, pool in old.pools.items()}
+    unknown = _unknown_shadows(old, new)
+    models = {
+        name: _with_known_shadow(old, name, model) if name in unknown else model for name, model in new.models.items()
+    }
     models = {
         name: model if _served(model, pools) else old.models[name]
-        for name, model in new.models.items()
+        for name, model in models.items()
         if _served(model, pools) or name in old.models
     }
     return Config(

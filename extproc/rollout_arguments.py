@@ -25,6 +25,7 @@ _CHANGES: Final[Mapping[str, str]] = {
     "pause": "stop where it is",
     "resume": "go on after a pause",
     "abort": "take everything from the new version at once",
+    "forget": "drop what is kept of a rollout that is over: the weights of warmpath.yaml hold",
     "verdict": "tell what an evaluation found of the new version's answers",
 }
 
@@ -57,7 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             change.add_argument("verdict", choices=("pass", "fail"))
             step = "step that was evaluated, from 1; nothing is done when another one runs"
             change.add_argument("--step", type=int, metavar="N", help=step)
+        if name == "forget":
+            force = "also where that moves traffic, or where it cannot be read"
+            change.add_argument("--force", action="store_true", help=force)
         if name == "promote":
+            step = "step that you saw, from 1; nothing is done when another one runs (default: what stands just now)"
+            change.add_argument("--step", type=int, metavar="N", help=step)
             change.add_argument("--full", action="store_true", help="go to 100 %% now, past all steps")
         change.add_argument("--text", default="", metavar="WHY", help="why, for the audit log")
         meant = "the rollout that is meant; nothing is done when another one runs"
@@ -92,7 +98,8 @@ def _add_start(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _with_config(commands: "argparse._SubParsersAction[_Parser]", name: str, text: str) -> _Parser:
-    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    # argparse formats `help` alone: its `%%` would stand as it is in a description.
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.".replace("%%", "%"))
     parser.add_argument("--config", type=Path, metavar="FILE", help="the configuration (warmpath.yaml)")
     more = (
         ", or one of the section `rollouts` over this rollout, as gates.ttft.tolerance=0.2" if name == "start" else ""
@@ -122,12 +129,14 @@ def body(arguments: argparse.Namespace) -> dict[str, Any]:
     asked = {"text": arguments.text, "rollout": arguments.rollout}
     if arguments.action == "promote":
         asked["full"] = arguments.full
+    if arguments.action == "forget":
+        asked["force"] = arguments.force
     if arguments.action == "verdict":
         asked["verdict"] = arguments.verdict
-        if arguments.step is not None:
-            asked["step"] = arguments.step - 1
-            if arguments.step < 1:
-                raise ConfigError(f"--step {arguments.step}: steps are counted from 1")
+    if arguments.action in ("promote", "verdict") and arguments.step is not None:
+        asked["step"] = arguments.step - 1
+        if arguments.step < 1:
+            raise ConfigError(f"--step {arguments.step}: steps are counted from 1")
     return asked
 
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -45,10 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
         query = {"limit": str(arguments.limit), **({"before": arguments.before} if arguments.before else {})}
         told = client.ask("GET", (arguments.model, "history"), query=query)
         return _show(arguments, told, rollout_text.of_history(_read(told, History)))
-    told = client.ask("POST", (arguments.model, arguments.action), body(arguments))
+    asked = body(arguments)
+    if arguments.action == "promote" and arguments.step is None:
+        asked = {**asked, **_seen(client, arguments)}
+    told = client.ask("POST", (arguments.model, arguments.action), asked)
     if arguments.action == "start":
         return _show(arguments, told, rollout_text.of_start(_read(told, Started)))
     return _show(arguments, told, rollout_text.of_change(_read(told, Changed)))
+
+
+def _seen(client: Client, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The step that stands now: should the controller take it meanwhile, another one is not skipped with it."""
+    statuses = _read(client.ask("GET", (arguments.model,)), Statuses).statuses
+    rollout = statuses[0].rollout if statuses else None
+    if rollout is None:
+        return {}
+    return {"rollout": arguments.rollout or rollout.id, "step": rollout.step, "phase": rollout.phase}
 
 
 def _path(arguments: argparse.Namespace) -> Path:
@@ -94,8 +106,8 @@ def _looked(client: Client, path: tuple[str, ...], *, patient: bool) -> bytes:
 
 
 def _show(arguments: argparse.Namespace, told: bytes, text: str, *, again: bool = False) -> int:
-    clear = _CLEAR if again and sys.stdout.isatty() and not arguments.json else ""
-    sys.stdout.write(clear + (f"{told.decode().strip()}\n" if arguments.json else text))
+    before = (_CLEAR if sys.stdout.isatty() else "\n") if again and not arguments.json else ""
+    sys.stdout.write(before + (f"{told.decode().strip()}\n" if arguments.json else text))
     sys.stdout.flush()
     return 0
 

@@ -147,9 +147,9 @@ class Following:
                 log.debug("a rollout is put back later", extra={"model": name, "error": str(error)})
 
     def _serves(self, rollout: Rollout) -> bool:
-        """Whether the configuration has what a rollout is about."""
+        """Whether the configuration has what a rollout is about, and nobody asked to forget it."""
         model = self._around.config.models.get(rollout.model)
-        return model is not None and rollout.canary in model.versions
+        return rollout.phase != "forgotten" and model is not None and rollout.canary in model.versions
 
     def _begin(self, rollout: Rollout) -> None:
         """Take note of a rollout that changed: measure anew when a step begins."""

@@ -116,8 +116,11 @@ def to_text(told: Told, found: Sequence[Figures]) -> str:
 async def _told(config: Config, name: str, since: float) -> Told:
     model, settings = _model(config, name)
     shadow = settings.shadow
-    if shadow is None or not shadow.folder:
-        addresses.store(config.redis)
+    if not config.redis.url and (shadow is None or not shadow.folder):
+        raise ConfigError(
+            "redis.url is missing: a report is read from the Redis that the sidecars share, or from the files of "
+            "models.<name>.shadow.folder; the one that `warmpath up` brings along is known to nobody else"
+        )
     if not config.redis.url:
         assert shadow is not None  # noqa: S101 -- else there is a store
         found = await asyncio.to_thread(folder.read, Path(shadow.folder), model, since, shadow.max_results)

@@ -20,6 +20,7 @@ _WORDS: Final = {
     "retired": "is over: version {canary} has everything",
     "rolled_back": "was rolled back: version {canary} has nothing",
     "aborted": "was aborted: version {canary} has nothing",
+    "forgotten": "is forgotten: the weights of warmpath.yaml hold",
 }
 _SPACE: Final = "  "
 
@@ -102,25 +103,14 @@ def _gate_row(gate: Gate) -> list[str]:
     return [
         "!" if gate.failed else "",
         gate.name,
-        _measured(gate, gate.canary),
-        _measured(gate, gate.baseline),
+        gate.shown(gate.canary),
+        gate.shown(gate.baseline),
         f"+{_percent(gate.tolerance)}",
         f"{gate.evidence:.2f}",
         f"{gate.threshold:.2f}",
         f"{gate.canary_samples:,}/{gate.baseline_samples:,}",
         gate.note,
     ]
-
-
-def _measured(gate: Gate, value: float) -> str:
-    """A gate's number in its unit; -1 stands for none."""
-    if value < 0.0:
-        return "-"
-    if gate.name.startswith(("ttft", "tpot")):
-        return f"{1000.0 * value:,.1f} ms"
-    if gate.name.startswith("length"):
-        return f"{value:,.0f} tokens"
-    return f"{100.0 * value:.2f} %"
 
 
 def to_write(rollout: Rollout, config: Config | None) -> list[str]:
@@ -167,10 +157,9 @@ def of_change(changed: Changed) -> str:
     """What a change did."""
     rollout, event = changed.rollout, changed.event
     words = _WORDS[rollout.phase].format(canary=rollout.canary)
-    lines = [
-        f"rollout {rollout.id} of model {rollout.model} {words}",
-        f"version {rollout.canary} has {_percent(rollout.share)}",
-    ]
+    lines = [f"rollout {rollout.id} of model {rollout.model} {words}"]
+    if rollout.phase != "forgotten":
+        lines.append(f"version {rollout.canary} has {_percent(rollout.share)}")
     if event.what == "verdict":
         lines.append(f"verdict on step {rollout.step + 1}: {rollout.verdict}")
     return _plain(lines)

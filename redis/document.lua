@@ -6,6 +6,7 @@
 --   'put', name, value, revision, most: KEYS[1] is a hash name -> "revision payload". Returns 1 when the value is kept
 --     now: its predecessor was there, nothing (or nothing that can be read), or the value itself. 0 when another one is
 --     there; -1 when it would be one more than `most`.
+--   'drop', name, revision: the document goes if it is of this revision. Returns 1 when it went, else 0.
 --   'all': returns {{seconds, microseconds}, {name, value, ...}}: Redis' own time, and the whole hash.
 --   'part', name, payload, life in milliseconds, most: KEYS[1] is a hash name -> payload. Returns 1, or -1 as above.
 --   'record', payload, most, age in milliseconds: KEYS[1] is a stream. Keeps about the newest `most`, none older than
@@ -34,6 +35,15 @@ if what == 'put' then
     return kept == value and 1 or 0
   end
   return put(name, value, most) and 1 or -1
+end
+
+if what == 'drop' then
+  local name, revision = ARGV[2], tonumber(ARGV[3])
+  local digits = string.match(healed(key, redis.pcall('HGET', key, name)) or '', '^([1-9]%d*) ')
+  if digits and #digits <= 15 and tonumber(digits) == revision then
+    return redis.call('HDEL', key, name)
+  end
+  return 0
 end
 
 if what == 'part' then

@@ -98,7 +98,7 @@ class Entry:
         if not _equal(token, shown_token(asking.headers)):
             raise UnauthorizedError(
                 "the operator API wants `authorization: Bearer TOKEN`, with the token of the file that this host's "
-                f"{_KEY} names"
+                f"{_KEY} names (`warmpath rollout` has --token-file for it)"
             )
 
     def _tell(self, asking: Asking, error: WarmpathError) -> None:

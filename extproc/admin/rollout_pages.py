@@ -10,7 +10,7 @@ from aiohttp import web
 
 from extproc.admin.entry import Asking, Entry, operator
 from extproc.admin.rollouts import RolloutCalls
-from extproc.admin.values import Change, Promote, Start, Verdict
+from extproc.admin.values import Change, Forget, Promote, Start, Verdict
 from extproc.errors import BadQuestionError, BodyTooLargeError, StoreError, UnauthorizedError, WarmpathError
 
 PREFIX: Final = "/v1/rollouts"
@@ -52,6 +52,7 @@ def routes(calls: RolloutCalls, entry: Entry) -> list[web.RouteDef]:
         "pause": changing(Change, calls.pause),
         "resume": changing(Change, calls.resume),
         "abort": changing(Change, calls.abort),
+        "forget": changing(Forget, calls.forget),
         "verdict": changing(Verdict, calls.verdict),
     }
     model = PREFIX + "/{model}"

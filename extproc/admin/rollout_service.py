@@ -15,7 +15,7 @@ from extproc._pb.warmpath.v1 import rollouts_pb2 as pb
 from extproc.admin.entry import Asking, Entry, operator
 from extproc.admin.rollout_pages import status_of
 from extproc.admin.rollouts import RolloutCalls
-from extproc.admin.values import Change, Promote, Start, Verdict
+from extproc.admin.values import Change, Forget, Promote, Start, Verdict
 from extproc.errors import BadQuestionError, WarmpathError
 
 SERVICE: Final = "warmpath.v1.Rollouts"
@@ -57,6 +57,7 @@ def handler(calls: RolloutCalls, entry: Entry) -> grpc.GenericRpcHandler:
         "Pause": (*change, changing(Change, calls.pause)),
         "Resume": (*change, changing(Change, calls.resume)),
         "Abort": (*change, changing(Change, calls.abort)),
+        "Forget": (pb.ForgetRequest, pb.ChangeReply, changing(Forget, calls.forget)),
         "PostVerdict": (pb.VerdictRequest, pb.ChangeReply, changing(Verdict, calls.verdict)),
         "History": (pb.HistoryRequest, pb.HistoryReply, history),
     }

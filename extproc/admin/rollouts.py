@@ -8,13 +8,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from extproc.admin import starting
+from extproc.admin import forgetting, starting
+from extproc.admin.changing import Blank, Step, expecting
 from extproc.admin.planning import plan_of
 from extproc.admin.starting import Pools, States, model_of
 from extproc.admin.status import status_of
 from extproc.admin.values import (
     Change,
     Changed,
+    Forget,
     History,
     Line,
     Promote,
@@ -25,7 +27,7 @@ from extproc.admin.values import (
     Verdict,
 )
 from extproc.config import Config, Model
-from extproc.errors import BadQuestionError, RolloutError, StoreError, UnknownRolloutError
+from extproc.errors import BadQuestionError, RolloutError, StoreError, UnknownModelError
 from extproc.fleet import rollout_documents
 from extproc.fleet.rollout_documents import Known
 from extproc.fleet.rollouts import Status as Judged
@@ -45,8 +47,6 @@ _AGAIN_S: Final = 0.1
 _LINE_ID: Final = re.compile(r"\d{1,20}-\d{1,20}")
 
 log = logging.getLogger(__name__)
-Step = Callable[[Rollout | None, float], tuple[Rollout, Event]]
-"""What becomes of a model's last rollout at a time of the store's clock. Raises RolloutError."""
 
 
 class RolloutCalls:
@@ -122,7 +122,7 @@ class RolloutCalls:
         return Statuses([self._status(name, config.models[name], documents, judged) for name in names])
 
     async def promote(self, model: str, ask: Promote, by: str) -> Changed:
-        """Go on at once from the step that stands now, and from no other one.
+        """Go on at once from the step that stands now, or that was seen, and from no other one.
 
         Raises UnknownModelError, UnknownRolloutError, RolloutError, StoreError.
         """
@@ -132,6 +132,9 @@ class RolloutCalls:
 
         def further(last: Rollout, now: float) -> tuple[Rollout, Event]:
             meant.append((last.epoch, last.phase))
+            if ask.step not in (None, last.step) or ask.phase not in ("", last.phase):
+                stands = f"step {last.step + 1} and {last.phase.replace('_', ' ')}"
+                raise RolloutError(f"the rollout of model `{last.model}` is at {stands} by now: look at its status")
             if meant[-1] != meant[0]:
                 raise RolloutError(f"the rollout of model `{last.model}` went on meanwhile: look at its status")
             # What the baseline did so far is all that the last step can be compared with.
@@ -151,6 +154,29 @@ class RolloutCalls:
     async def abort(self, model: str, ask: Change, by: str) -> Changed:
         """Take everything from the canary. Raises as `promote`."""
         return await self._changed(model, ask, lambda last, now: advance.abort(last, now, by, _plain(ask.text)))
+
+    async def forget(self, model: str, ask: Forget, by: str) -> Changed:
+        """Drop what is kept of a rollout that is over: the file's weights hold. What it did stays in the audit log.
+
+        A model that the configuration has no more is known by its own name. Raises as `promote`.
+        """
+        config, new_id = self._config(), self._new_id()
+        settings: Model | None = None
+        try:
+            name, settings = model_of(config, model)
+        except UnknownModelError:
+            name, kept = model, (await self._store.documents(GROUP)).found
+            if name not in kept:
+                raise forgetting.unknown(config, name, kept) from None
+
+        def over(last: Rollout, now: float) -> tuple[Rollout, Event]:
+            forgetting.expect_over(name, settings, last, force=ask.force)
+            return advance.forget(last, now, by, _plain(ask.text))
+
+        def blank(now: float) -> Rollout:
+            return forgetting.blank(new_id, name, config.rollouts, now)
+
+        return await self._change(name, expecting(name, ask, over), blank if ask.force else None)
 
     async def verdict(self, model: str, ask: Verdict, by: str) -> Changed:
         """Note a verdict from outside. Raises as `promote`."""
@@ -197,22 +223,13 @@ class RolloutCalls:
         self, model: str, ask: Change | Verdict, step: Callable[[Rollout, float], tuple[Rollout, Event]]
     ) -> Changed:
         name, _ = model_of(self._config(), model)
+        return await self._change(name, expecting(name, ask, step))
 
-        def known(last: Rollout | None, now: float) -> tuple[Rollout, Event]:
-            if last is None:
-                told = f"model `{name}` has no rollout: begin one with `warmpath rollout start {name} --to VERSION`"
-                raise UnknownRolloutError(told)
-            if ask.rollout and ask.rollout != last.id:
-                raise RolloutError(f"rollout `{ask.rollout}` was meant, but `{last.id}` is the last of model `{name}`")
-            return step(last, now)
-
-        return await self._change(name, known)
-
-    async def _change(self, name: str, step: Step) -> Changed:
+    async def _change(self, name: str, step: Step, blank: Blank | None = None) -> Changed:
         """Make a change, on what stands when it is made."""
         for _ in range(_TRIES):
             documents = await self._store.documents(GROUP)
-            last = self._last(documents, name)
+            last = self._last(documents, name, blank)
             rollout, event = step(last.rollout if last else None, documents.now)
             if last and last.rollout.event:
                 # A document carries the event that made it so, until that is in the audit log.
@@ -260,17 +277,26 @@ class RolloutCalls:
     def _status(self, name: str, model: Model, documents: Documents, judged: Mapping[str, Judged]) -> Status:
         last = self._last(documents, name)
         told = judged.get(name)
-        return status_of(name, model, last.rollout if last else None, told.judgement if told else None, documents.now)
+        rollout = last.rollout if last and last.rollout.phase != "forgotten" else None
+        return status_of(name, model, rollout, told.judgement if told else None, documents.now)
 
-    def _last(self, documents: Documents, name: str) -> Known | None:
+    def _last(self, documents: Documents, name: str, blank: Blank | None = None) -> Known | None:
         """The model's last rollout: the store's or, where that lost it or fell back, as it is remembered.
 
-        Raises StoreError when the store's cannot be read.
+        Raises StoreError when the store's cannot be read, unless `blank` makes one that stands for it.
         """
         kept, known = documents.found.get(name), self._remembered().get(name)
         if kept is None:
             return known
-        found = rollout_documents.read(name, kept.revision, kept.payload)
+        try:
+            found = rollout_documents.read(name, kept.revision, kept.payload)
+        except StoreError as error:
+            if blank is None:
+                remedy = f"did a newer release write it? If not, `warmpath rollout forget {name} --force`"
+                raise StoreError(f"{error}: {remedy}") from error
+            if known is not None and known.revision >= kept.revision:
+                return known
+            return Known(kept.revision, kept.payload, known.rollout if known else blank(documents.now))
         return found if known is None or rollout_documents.newer(found, known) else known
 
     async def _states(self, model: Model) -> States:

@@ -55,7 +55,7 @@ def expect_no_other(name: str, base: Mapping[str, float], last: Rollout | None) 
         # Its canary has all traffic, though the file says otherwise: whatever began now would forget that at its end.
         raise RolloutError(
             f"model `{name}` was promoted to version `{last.canary}`, and warmpath.yaml does not say so yet: give it "
-            "all the weight there, on all hosts, and start again"
+            "all the weight there, on all hosts, and start this rollout then"
         )
 
 

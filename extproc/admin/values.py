@@ -47,9 +47,25 @@ class Promote(Change, frozen=True, kw_only=True):
 
     Attributes:
         full: go to 100 %, past all steps.
+        step: step that the operator saw, counted from 0; when another one runs by now, nothing is done. None for
+            whichever it is.
+        phase: phase that the operator saw, likewise; empty for whichever.
     """
 
     full: bool = False
+    step: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    phase: Annotated[str, Meta(max_length=32)] = ""
+
+
+class Forget(Change, frozen=True, kw_only=True):
+    """Drop what is kept of a rollout that is over.
+
+    Attributes:
+        force: also where that moves traffic, where it cannot be read, and, of a model that the configuration has not,
+            where it is not over.
+    """
+
+    force: bool = False
 
 
 class Verdict(_Asked, frozen=True, kw_only=True):

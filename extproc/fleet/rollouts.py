@@ -7,6 +7,8 @@ Rules:
   that dies between the two loses no line; the one that takes over writes it. A line may stand there twice.
 - Every keeper remembers the documents, and puts back what a flush or a failover took. Workers go on meanwhile by what
   they know.
+- A rollout that is to be forgotten is a document as well, so that nobody puts back what it replaces. It is dropped once
+  all replicas have seen it; who remembers it puts it back only over what is older.
 - Times are the store's.
 """
 
@@ -48,6 +50,8 @@ _MOST_PUT_BACK: Final = 100
 """Revisions that are put back at once, where the store has an older one."""
 _HEAR_S: Final = 2.0
 """After a document was put back, nothing is decided for so long: another keeper may know a newer one."""
+FORGET_S: Final = 300.0
+"""How long a rollout that is to be forgotten is kept: replicas look four times a second, but may be cut off."""
 _ALARMING: Final = frozenset({"rolled_back", "paused", "gate_failed"})
 
 log = logging.getLogger(__name__)
@@ -157,6 +161,7 @@ class Controller:
                 self._complain(model, "")
             except StoreError as error:
                 self._complain(model, str(error))
+        await self._forget(documents)
         self._show(documents.now)
 
     def _can_care(self, model: str) -> bool:
@@ -166,6 +171,8 @@ class Controller:
 
     def _serves(self, rollout: Rollout) -> bool:
         """Whether the configuration has what a rollout is about; one that it has not is left alone."""
+        if rollout.phase == "forgotten":
+            return False
         model = self._models.get(rollout.model)
         if model is not None and rollout.canary in model.versions:
             self._complain(f"{rollout.model} {rollout.id}", "")
@@ -173,6 +180,22 @@ class Controller:
         missing = "model" if model is None else f"version `{rollout.canary}` of the model"
         self._complain(f"{rollout.model} {rollout.id}", f"the configuration has no such {missing}: left alone")
         return False
+
+    async def _forget(self, documents: Documents) -> None:
+        """Drop what everybody has seen that it is to be forgotten, of whatever model; needs no lease."""
+        for model, known in tuple(self._remembered.known.items()):
+            found = documents.found.get(model)
+            if known.rollout.phase != "forgotten" or found is None:
+                continue
+            try:
+                await self._put_back(model, documents)
+                if found.revision == known.revision and documents.now - known.rollout.since >= FORGET_S:
+                    if known.rollout.event is not None:
+                        await self._write(known.rollout.event)
+                    await self._store.drop_document(GROUP, model, known.revision)
+                    self._written.pop(model, None)
+            except StoreError as error:
+                log.debug("a rollout is forgotten later", extra={"model": model, "error": str(error)})
 
     async def _put_back(self, model: str, documents: Documents) -> None:
         """See that the store has the newest document that is known of a model. Raises StoreError."""
@@ -247,7 +270,7 @@ class Controller:
         self._metrics.happened(event.model, event.what)
         level = logging.WARNING if event.what in _ALARMING else logging.INFO
         told = {"model": event.model, "rollout": event.rollout, "what": event.what, "by": event.by}
-        log.log(level, "a rollout goes on", extra={**told, "share": event.share, "gate": event.gate})
+        log.log(level, "a rollout has changed", extra={**told, "share": event.share, "gate": event.gate})
 
     def _show(self, now: float) -> None:
         """Tell the metrics where every rollout is, and how those are judged that are this keeper's."""

@@ -8,8 +8,8 @@
 | any of these | rolled back, paused, or as it is | a gate or a verdict failed, by `on_failure` |
 | paused | rolled back | a gate or a verdict failed, where `on_failure` says so |
 
-Nothing leads back from `rolled_back`, `aborted` and `retired`: a new rollout begins. The canary keeps 100 % after
-`retired`, and has nothing after the other two.
+Nothing leads back from `rolled_back`, `aborted` and `retired`: a new rollout begins, or they are forgotten. The canary
+keeps 100 % after `retired`, and has nothing after the other two.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,7 @@ _MAY: Final[Mapping[Phase, str]] = {
     "retired": "it is over: start another one",
     "rolled_back": "it is over: start another one",
     "aborted": "it is over: start another one",
+    "forgotten": "it is over: start another one",
 }
 
 
@@ -54,8 +55,10 @@ def begin(
     now, by = at
     others = sum(weight for version, weight in base.items() if version != canary)
     if canary not in base or others <= 0.0:
-        told = f"model `{model}` has no traffic to move to version `{canary}`: give it and another version a weight"
-        raise RolloutError(f"{told}, of which its own may be 0")
+        told = f"model `{model}` has no traffic to move to version `{canary}`"
+        if base.get(canary, 0.0) > 0.0:
+            raise RolloutError(f"{told}: it has everything already")
+        raise RolloutError(f"{told}: give it and another version a weight, of which its own may be 0")
     share = base[canary] / (others + base[canary])
     step = next((index for index, each in enumerate(plan.steps) if each > share), None)
     if step is None:
@@ -92,7 +95,7 @@ def waits_for(rollout: Rollout, judgement: Judgement, now: float) -> tuple[str, 
         waits.append(f"{plan.min_samples - judgement.canary} more answers of the canary")
     if rollout.share < 1.0 and judgement.baseline < plan.min_samples:
         waits.append(f"{plan.min_samples - judgement.baseline} more answers of the baseline")
-    if rollout.verdict == "fail":
+    if rollout.verdict == "fail" and plan.on_failure != "report":
         waits.append("a better verdict")
     elif plan.require_verdict and not rollout.verdict:
         waits.append("a verdict")
@@ -166,6 +169,12 @@ def abort(rollout: Rollout, now: float, by: str, text: str = "") -> tuple[Rollou
     _expect(rollout, "aborted", "running", "paused", "promoted")
     aborted = replace(_ended(rollout, "aborted", now), reason=text)
     return aborted, _event(aborted, "aborted", now, by, text=text)
+
+
+def forget(rollout: Rollout, now: float, by: str, text: str = "") -> tuple[Rollout, Event]:
+    """What stands for a rollout that nobody needs any more, until all replicas have seen it; from any phase."""
+    forgotten = replace(_ended(rollout, "forgotten", now), reason=text)
+    return forgotten, _event(forgotten, "forgotten", now, by, text=text)
 
 
 def verdict(rollout: Rollout, now: float, by: str, text: str, *, passed: bool) -> tuple[Rollout, Event]:

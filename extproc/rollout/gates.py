@@ -46,7 +46,17 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """What it found, for people."""
-        return f"{self.name}: {self.canary:.4g} on the canary, {self.baseline:.4g} on the baseline"
+        return f"{self.shown(self.canary)} on the canary, {self.shown(self.baseline)} on the baseline"
+
+    def shown(self, value: float) -> str:
+        """A number of this gate in its unit; -1 stands for none."""
+        if value < 0.0:
+            return "-"
+        if self.name.startswith(("ttft", "tpot")):
+            return f"{1000.0 * value:,.1f} ms"
+        if self.name.startswith("length"):
+            return f"{value:,.0f} tokens"
+        return f"{100.0 * value:.2f} %"
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,9 @@ from extproc.errors import StoreError
 GROUP = "rollouts"
 """Group of documents, parts and records in the store: documents and records by model, parts by `evidence_name`."""
 
-Phase = Literal["running", "paused", "promoted", "retired", "rolled_back", "aborted"]
-"""`promoted`: at 100 %, conversations on the baseline may stay. `retired`: they may not. The last three are ends."""
+Phase = Literal["running", "paused", "promoted", "retired", "rolled_back", "aborted", "forgotten"]
+"""`promoted`: at 100 %, conversations on the baseline may stay. `retired`: they may not. It and what
+follows are ends. `forgotten`: it counts as if there were none, and is dropped once nobody remembers what was before."""
 ACTIVE: frozenset[Phase] = frozenset({"running", "paused", "promoted"})
 """Phases that the controller looks after."""
 
@@ -40,7 +41,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         model: the model.
         rollout: id of its rollout.
         what: what happened: `started`, `step`, `paused`, `resumed`, `promoted`, `retired`, `rolled_back`, `aborted`,
-            `verdict`, `gate_failed` (reported, nothing done).
+            `forgotten`, `verdict`, `gate_failed` (reported, nothing done).
         by: who did it: an operator's name as it was given, or `controller`.
         share: share of the canary from now on.
         gate: gate that failed.
@@ -167,6 +168,8 @@ def governs(rollout: Rollout, configured: Mapping[str, float]) -> bool:
     """
     if rollout.phase in ACTIVE:
         return True
+    if rollout.phase == "forgotten":
+        return False
     return rollout.canary in configured and _used(rollout.base) == _used(configured)
 
 

@@ -88,7 +88,8 @@ def check_record(cap: int, keep_ms: int) -> None:
 
 def too_many(most: int, what: str) -> NotTakenError:
     """The error of one document, or part, too many."""
-    return NotTakenError(f"there are {most} {what} of this kind already: drop those that nobody needs")
+    how = " (rollouts: `warmpath rollout forget MODEL`)" if what == "documents" else ""
+    return NotTakenError(f"there are {most} {what} of this kind already: drop those that nobody needs{how}")
 
 
 class DocumentStore(Protocol):
@@ -111,8 +112,8 @@ class DocumentStore(Protocol):
         """All documents of a group."""
         ...
 
-    async def drop_document(self, group: str, name: str) -> None:
-        """Forget a document."""
+    async def drop_document(self, group: str, name: str, revision: int = 0) -> None:
+        """Forget a document: of this revision alone, or with 0 of any."""
         ...
 
     async def put_part(self, group: str, name: str, part: str, payload: bytes, ttl_ms: int) -> None:

@@ -56,10 +56,12 @@ class MemoryDocuments:
         check_names(group)
         return Documents(self._clock.wall(), dict(self._documents[group]))
 
-    async def drop_document(self, group: str, name: str) -> None:
+    async def drop_document(self, group: str, name: str, revision: int = 0) -> None:
         """See `DocumentStore.drop_document`."""
         check_names(group, name)
-        self._documents[group].pop(name, None)
+        known = self._documents[group].get(name)
+        if known is not None and revision in (0, known.revision):
+            del self._documents[group][name]
 
     async def put_part(self, group: str, name: str, part: str, payload: bytes, ttl_ms: int) -> None:
         """See `DocumentStore.put_part`."""

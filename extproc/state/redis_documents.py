@@ -57,10 +57,13 @@ class RedisDocuments(RedisCalls):
         key = self._keys.group(group).documents
         return parse_documents(await self._script(key, key, "all"))
 
-    async def drop_document(self, group: str, name: str) -> None:
+    async def drop_document(self, group: str, name: str, revision: int = 0) -> None:
         """See `DocumentStore.drop_document`."""
         check_names(group, name)
         key = self._keys.group(group).documents
+        if revision:
+            await self._script(key, key, "drop", name, revision)
+            return
         await self._wait(key, ("HDEL", key, name), _REPLY_S)
 
     async def put_part(self, group: str, name: str, part: str, payload: bytes, ttl_ms: int) -> None:

@@ -76,9 +76,9 @@ class SharedOnly:
         """See `DocumentStore.documents`."""
         return await self._of_group(self._primary.documents, group)
 
-    async def drop_document(self, group: str, name: str) -> None:
+    async def drop_document(self, group: str, name: str, revision: int = 0) -> None:
         """See `DocumentStore.drop_document`."""
-        await self._of_group(self._primary.drop_document, group, name)
+        await self._of_group(self._primary.drop_document, group, name, revision)
 
     async def put_part(self, group: str, name: str, part: str, payload: bytes, ttl_ms: int) -> None:
         """See `DocumentStore.put_part`."""

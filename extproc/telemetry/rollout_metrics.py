@@ -19,6 +19,7 @@ EVENTS: Final = (
     "retired",
     "rolled_back",
     "aborted",
+    "forgotten",
     "verdict",
     "gate_failed",
 )

@@ -181,6 +181,10 @@ async def test_what_does_not_fit_is_a_conflict() -> None:
         await at.calls.verdict("chat", Verdict(verdict="fail", step=3), "ci")
     with pytest.raises(RolloutError, match="is running and cannot be resumed"):
         await at.calls.resume("chat", Change(), "ann")
+    for seen in (Promote(step=1), Promote(step=0, phase="paused"), Promote(phase="promoted")):
+        with pytest.raises(RolloutError, match="is at step 1 and running by now: look at its status"):
+            await at.calls.promote("chat", seen, "ann")
+    assert (await at.calls.promote("chat", Promote(step=0, phase="running"), "ann")).rollout.step == 1
     await at.calls.abort("chat", Change(rollout="r1"), "ann")
     with pytest.raises(RolloutError, match="is aborted and cannot be promoted"):
         await at.calls.promote("chat", Promote(), "ann")

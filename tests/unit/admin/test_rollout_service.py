@@ -88,8 +88,14 @@ async def test_a_rollout_from_start_to_abort() -> None:
         [status] = (await client("Status", pb.StatusRequest())).statuses
         assert [(each.name, each.share) for each in status.versions] == [("v1", 0.9), ("v2", 0.1)]
         assert (status.rollout.verdict, status.governs, status.HasField("judgement")) == ("pass", True, False)
-        assert (await client("Promote", pb.PromoteRequest(model="chat", full=True))).rollout.share == 1.0
+        code, text = await refused(client, "Promote", pb.PromoteRequest(model="chat", step=1))
+        assert (code, "is at step 1" in text) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+        promoted = await client("Promote", pb.PromoteRequest(model="chat", full=True, step=0, phase="running"))
+        assert promoted.rollout.share == 1.0
+        code, text = await refused(client, "Forget", pb.ForgetRequest(model="chat", force=True))
+        assert (code, "abort it first" in text) == (grpc.StatusCode.FAILED_PRECONDITION, True)
         assert (await client("Abort", pb.ChangeRequest(model="chat", rollout="r1"))).rollout.phase == "aborted"
+        assert (await client("Forget", pb.ForgetRequest(model="chat", text="tidy"))).rollout.phase == "forgotten"
         lines = (await client("History", pb.HistoryRequest(model="chat"))).events
         assert [(line.event.what, line.event.by) for line in lines][-1] == ("started", "ann")
         [line] = (await client("History", pb.HistoryRequest(model="chat", limit=1, before=lines[0].id))).events

@@ -12,7 +12,7 @@ from extproc.rollout import advance as rules
 from extproc.rollout.advance import advance, begin, waits_for
 from extproc.rollout.evidence import Evidence
 from extproc.rollout.gates import Gate, Judgement, judge
-from extproc.rollout.state import ACTIVE, Event, Plan, Rollout, decode, encode, weights
+from extproc.rollout.state import ACTIVE, Event, Plan, Rollout, decode, encode, governs, weights
 from tests.canaries import plan, started
 
 HOLD = 600.0
@@ -124,7 +124,7 @@ def test_a_failed_gate_takes_everything_from_the_canary_at_once() -> None:
     assert (event.what, event.gate, event.share, event.by) == ("rolled_back", "errors", 0.0, "controller")
     assert event.told["evidence"] == 9.0
     assert event.told["canary"] == 0.4
-    assert "errors" in event.text
+    assert event.text == "40.00 % on the canary, 20.00 % on the baseline"
     assert advance(back, judged(back, "errors"), 800.0) is None
 
 
@@ -195,6 +195,18 @@ def test_a_reported_verdict_is_a_verdict() -> None:
     rollout, event = further(rollout, 5000.0)
     assert (event.what, event.gate) == ("gate_failed", "verdict")
     assert further(rollout, 5000.0)[0].step == 1
+
+
+def test_what_is_forgotten_governs_nothing() -> None:
+    """The file's weights hold at once, also those of a canary that a rollback kept at nothing."""
+    base = {"base": 9.0, "canary": 1.0}
+    rollout, _ = begin("r1", "m", "canary", base, plan(steps=(0.5, 1.0)), (0.0, "me"))
+    rollout, _ = rules.abort(rollout, 1.0, "me")
+    assert governs(rollout, base)
+    forgotten, event = rules.forget(rollout, 2.0, "me", "tidy")
+    assert not governs(forgotten, base)
+    assert (event.what, event.rollout, event.text, event.share) == ("forgotten", "r1", "tidy", 0.0)
+    assert advance(forgotten, judged(forgotten), 5000.0) is None
 
 
 def test_a_good_verdict_is_of_one_step() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from extproc.config_rollouts import Drift, Gates, Latency, Rate
 from extproc.rollout.evidence import Evidence, Recorder, Sample, merge
-from extproc.rollout.gates import Judgement, budget, judge
+from extproc.rollout.gates import Gate, Judgement, budget, judge
 from extproc.rollout.preview import preview
 from tests import canaries
 from tests.canaries import Fault, Traffic, looks, plan, rolled, started
@@ -272,3 +272,18 @@ def test_a_dry_run_says_what_steps_need() -> None:
     assert [step.requests for step in told.steps] == [10_000, 400, 1000, 100]
     assert (told.promoted_s, told.retired_s) == (240.0, 270.0)
     assert [bool(step.rests) for step in told.steps] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "canary", "baseline", "told"),
+    [
+        ("ttft_p90", 0.171, 0.13625, "171.0 ms on the canary, 136.2 ms on the baseline"),
+        ("errors", 0.021, 0.0, "2.10 % on the canary, 0.00 % on the baseline"),
+        ("length_longer", 1500.0, 40.0, "1,500 tokens on the canary, 40 tokens on the baseline"),
+        ("abandons", 0.02, -1.0, "2.00 % on the canary, - on the baseline"),
+    ],
+)
+def test_a_gate_tells_its_numbers_in_their_units(name: str, canary: float, baseline: float, told: str) -> None:
+    """They stand in the audit log and in the status, for people."""
+    gate = Gate(name=name, evidence=4.0, threshold=3.0, canary=canary, baseline=baseline, tolerance=0.1)
+    assert gate.text == told

@@ -39,10 +39,10 @@ class Failing(Unsteady):
         self.calls.append("documents")
         return await self._run(group, super().documents(group))
 
-    async def drop_document(self, group: str, name: str) -> None:
+    async def drop_document(self, group: str, name: str, revision: int = 0) -> None:
         """See `DocumentStore.drop_document`."""
         self.calls.append("drop_document")
-        await self._run(group, super().drop_document(group, name))
+        await self._run(group, super().drop_document(group, name, revision))
 
     async def put_part(self, group: str, name: str, part: str, payload: bytes, ttl_ms: int) -> None:
         """See `DocumentStore.put_part`."""

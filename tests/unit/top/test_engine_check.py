@@ -130,7 +130,7 @@ async def test_a_list_that_does_not_tell_is_a_warning(engines: Any, page: bytes 
     [], [(place, text)] = await judged(document({"pool": "old"}, {"old": [engine.address]}))
     assert place == "pools.old.endpoints"
     assert f"{engine.address} (" in text
-    assert why in text or page == b"{"
+    assert why in text
 
 
 async def test_tensorrt_lists_no_adapters_so_nobody_can_tell(engines: Any) -> None:

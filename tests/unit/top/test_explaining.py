@@ -194,18 +194,21 @@ def test_the_text_is_a_table() -> None:
         ({"why": "no_endpoint", "pick": ""}, "pick: none, because no endpoint may serve"),
         (
             {"model": "m", "version": "new", "version_by": "session"},
-            "\nmodel m, version new: by the weights, for its session\npool main",
+            "\nmodel m, version new: by the versions' shares of now, for its session\npool main",
         ),
         ({"version": "new", "version_by": "conversation"}, "for its conversation, recognised by its beginning\n"),
-        ({"version": "new", "version_by": "tenant"}, "by the weights, for its tenant\n"),
-        ({"version": "new", "version_by": "request"}, "by the weights, for this request alone\n"),
-        ({"version": "new", "version_by": "nobody"}, "by the weights, for whatever cannot be told apart\n"),
+        ({"version": "new", "version_by": "tenant"}, "by the versions' shares of now, for its tenant\n"),
+        ({"version": "new", "version_by": "request"}, "by the versions' shares of now, for this request alone\n"),
+        (
+            {"version": "new", "version_by": "nobody"},
+            "by the versions' shares of now, for whatever cannot be told apart\n",
+        ),
         ({"version": "new", "version_why": "tester"}, "version new: its client asked for it\n"),
         ({"version": "old", "version_why": "running"}, "version old: its conversation runs there, and would begin"),
         ({"version": "old", "version_why": "response"}, "version old: it holds the stored response\n"),
         (
             {"version": "old", "version_why": "no_endpoint", "version_by": "session"},
-            "version old: no endpoint of the version that the weights give for its session can serve\n",
+            "version old: no endpoint of the version that the shares of now give for its session can serve\n",
         ),
     ],
 )

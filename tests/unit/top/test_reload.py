@@ -192,6 +192,59 @@ async def test_a_version_in_a_new_pool_waits_and_its_model_stays_as_it_was(tmp_p
     assert changed.models["n"].pool == "big"
 
 
+def shadowed(shadow: dict[str, Any] | None, **weights: float) -> dict[str, Any]:
+    """Sections of model `m` with a version in each pool, of which `big` may be the shadow."""
+    model = versions(**(weights or {"main": 1.0, "big": 0.0}))["m"]
+    return {"models": {"m": {**model, **({"shadow": shadow} if shadow else {})}}, "pools": TWO_POOLS}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, {"version": "big"}),
+        (None, {"version": "big", "mode": "compare"}),
+        ({"version": "big"}, {"version": "big", "mode": "compare"}),
+        ({"version": "big", "mode": "compare"}, {"version": "big"}),
+        ({"version": "big"}, {"version": "big", "max_concurrent": 99}),
+    ],
+)
+async def test_a_shadow_that_envoy_was_not_rendered_with_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: dict[str, Any] | None, after: dict[str, Any]
+) -> None:
+    """It is said, what was there goes on, and the rest of the model's change is taken."""
+    bench = Bench(tmp_path, document(**shadowed(before)))
+    changed = await bench.change(**shadowed(after, main=0.5, big=0.0))
+    (record,) = [each for each in caplog.records if "next restart" in each.message]
+    assert record.sections == ["models.m.shadow"]  # type: ignore[attr-defined]
+    assert changed is not None
+    assert changed.models["m"].versions["main"].weight == 0.5
+    assert changed.models["m"].shadow == bench.first.models["m"].shadow
+
+
+async def test_the_rest_of_a_shadow_changes_while_it_runs(tmp_path: Path) -> None:
+    """Its share and what is kept; and it ends at once when it is taken out."""
+    bench = Bench(tmp_path, document(**shadowed({"version": "big", "mode": "compare"})))
+    changed = await bench.change(**shadowed({"version": "big", "mode": "compare", "share": 0.5, "keep": "all"}))
+    assert changed is not None
+    shadow = changed.models["m"].shadow
+    assert shadow is not None
+    assert (shadow.share, shadow.keep) == (0.5, "all")
+    changed = await bench.change(**shadowed(None))
+    assert changed is not None
+    assert changed.models["m"].shadow is None
+
+
+async def test_a_shadow_whose_version_is_gone_is_not_kept(tmp_path: Path) -> None:
+    """What waits for a restart never leaves a model with a shadow that it has no version for."""
+    bench = Bench(tmp_path, document(**shadowed({"version": "big"})))
+    after = {"versions": {"main": {"pool": "main", "weight": 1.0}, "other": {"pool": "big", "weight": 0.0}}}
+    changed = await bench.change(
+        models={"m": {**after, "shadow": {"version": "other", "mode": "compare"}}}, pools=TWO_POOLS
+    )
+    assert changed is not None
+    assert changed.models["m"].shadow is None
+
+
 async def test_a_removed_pool_stays_until_the_restart(tmp_path: Path) -> None:
     """Envoy still has its cluster; only its models are gone."""
     bench = Bench(tmp_path, document(models={"m": {"pool": "main"}, "n": {"pool": "big"}}, pools=TWO_POOLS))

@@ -80,7 +80,33 @@ async def test_every_action_asks_for_what_it_says(
     assert "was aborted" in await told("abort", "chat", "--text", "slow")
     log = await told("history", "chat", "--limit", "2")
     assert log.splitlines()[0].endswith("aborted by ann, 0 %: slow")
+    assert await told("forget", "chat") == "rollout r2 of model chat is forgotten: the weights of warmpath.yaml hold\n"
+    assert "no rollout as yet" in await told("status", "chat")
     assert len([line for line in log.splitlines() if " by " in line]) == 2
+
+
+async def test_a_step_is_promoted_that_was_seen(
+    api: Api, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, the step that stands when the command looks; when the controller was faster, nothing is done."""
+    monkeypatch.chdir(tmp_path)
+    ask = rollout_client.Client.ask
+    await api.post("/chat/start", {"to": "v2", "overrides": {"steps": [10, 50, 100]}})
+
+    def slow(client: rollout_client.Client, method: str, path: Any, *rest: Any, **more: Any) -> bytes:
+        if method == "POST":
+            ask(client, "POST", ("chat", "promote"), {})
+        return ask(client, method, path, *rest, **more)
+
+    url = ["--url", url_of(api)]
+    code, _, err = await asyncio.to_thread(run, "promote", "chat", "--step", "2", *url)
+    assert (code, "is at step 1 and running by now" in err) == (1, True)
+    with monkeypatch.context() as patched:
+        patched.setattr(rollout_client.Client, "ask", slow)
+        code, _, err = await asyncio.to_thread(run, "promote", "chat", *url)
+    assert (code, "is at step 2 and running by now" in err) == (1, True)
+    assert (await asyncio.to_thread(run, "promote", "chat", "--step", "2", *url))[0] == 0
+    assert (await api.get("/chat"))[1]["statuses"][0]["rollout"]["step"] == 2
 
 
 async def test_watching_ends_with_the_rollout(
@@ -140,6 +166,7 @@ async def test_a_token_is_shown_to_who_asks_for_it(run: Run, tmp_path: Path, mon
         (["start", "m", "--to", "v2", "--set", "gates=1", "--set", "gates.ttft.tolerance=1"], "has a value of its own"),
         (["start", "m", "--to", "v2", "--set", "nothing.x=1"], "--set nothing.x: there is no section"),
         (["verdict", "m", "pass", "--step", "0"], "--step 0: steps are counted from 1"),
+        (["promote", "m", "--step", "0"], "--step 0: steps are counted from 1"),
         (["status", "--url", "ftp://x"], "--url: write it as http://HOST:PORT"),
         (["status", "--url", "http://user:pw@x:1"], "--url: write it as"),
         (["status", "--url", "http://x:1/path"], "--url: write it as"),
@@ -309,6 +336,12 @@ async def test_a_rollout_on_a_real_keeper(run: Run, tmp_path: Path) -> None:
                 "step by controller",
                 "promoted by controller",
             ]
+            assert "is promoted: abort it first" in (await told("forget", "chat"))[1]
+            assert "is over" in (await told("promote", "chat"))[1]
+            assert "says otherwise" in (await told("forget", "chat"))[1]
+            assert "is forgotten" in (await told("forget", "chat", "--force"))[1]
+            await asyncio.sleep(1.5)  # rounds of the keeper, which remembers what was before
+            assert "no rollout as yet" in (await told("status", "chat"))[1]
         assert TOKEN not in keeper.text
         assert "Traceback" not in keeper.text
     for each in (old, new, other):

@@ -166,6 +166,27 @@ async def test_what_no_keeper_knows_any_more_a_worker_puts_back(shelf: Shelf) ->
     assert keeper.controller.known()["m"].rollout.id == "r1"
 
 
+async def test_what_is_to_be_forgotten_is_not_put_back(shelf: Shelf) -> None:
+    """The file's weights hold from the next look on, and nobody brings it back when it is dropped."""
+    rollout = started(shelf.clock.now)
+    await shelf.put(rollout)
+    worker = Worker(shelf)
+    await worker.start()
+    assert worker.weights["two"] > 0.0
+    forgotten, _ = advance.forget(rollout, shelf.clock.now, "bob")
+    await shelf.put(forgotten)
+    await worker.following.look()
+    assert dict(worker.weights) == {"one": 1.0, "two": 0.0}
+    await shelf.drop_document(GROUP, "m")
+    for _ in range(3):
+        shelf.clock.now += PUT_BACK_S
+        await worker.following.look()
+    assert (await shelf.documents(GROUP)).found == {}
+    await shelf.put(started(shelf.clock.now, "r2"))
+    await worker.following.look()
+    assert worker.around.rollouts["m"].id == "r2"
+
+
 async def test_a_store_that_is_away_is_not_written_to(shelf: Shelf) -> None:
     """Silence says nothing of what the store has; nor is a rollout put back that the configuration knows no more."""
     await shelf.put(started(shelf.clock.now))

@@ -199,7 +199,7 @@ def test_a_change_and_the_audit_log() -> None:
         what="rolled_back",
         by="controller",
         gate="errors",
-        text="errors: 0.02 on the canary",
+        text="2.00 % on the canary, 0.00 % on the baseline",
         told={"evidence": 3.51234, "canary": 0.02},
     )
     ended = rollout(phase="rolled_back", share=0.0)
@@ -207,7 +207,8 @@ def test_a_change_and_the_audit_log() -> None:
         "rollout r1 of model chat was rolled back: version v2 has nothing\nversion v2 has 0 %\n"
     )
     assert rollout_text.of_history(History([Line("1-0", event)])) == (
-        "2027-01-15 08:00:00 UTC  r1  rolled_back by controller, 0 %, gate errors: errors: 0.02 on the canary\n"
+        "2027-01-15 08:00:00 UTC  r1  rolled_back by controller, 0 %, gate errors: "
+        "2.00 % on the canary, 0.00 % on the baseline\n"
         "    evidence 3.512, canary 0.02\n"
     )
     assert rollout_text.of_history(History([])) == "nothing has happened as yet\n"

@@ -54,16 +54,32 @@ class ChangeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., rollout: _Optional[str] = ...) -> None: ...
 
 class PromoteRequest(_message.Message):
-    __slots__ = ("model", "text", "rollout", "full")
+    __slots__ = ("model", "text", "rollout", "full", "step", "phase")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     rollout: str
     full: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., rollout: _Optional[str] = ..., full: _Optional[bool] = ...) -> None: ...
+    step: int
+    phase: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., rollout: _Optional[str] = ..., full: _Optional[bool] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class ForgetRequest(_message.Message):
+    __slots__ = ("model", "text", "rollout", "force")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    rollout: str
+    force: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., rollout: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class ChangeReply(_message.Message):
     __slots__ = ("rollout", "event")
