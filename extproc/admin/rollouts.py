@@ -33,6 +33,7 @@ from extproc.fleet.rollout_documents import Known
 from extproc.fleet.rollouts import Status as Judged
 from extproc.fleet.rollouts import statuses as judgements
 from extproc.rollout import advance
+from extproc.rollout.gates import Judgement
 from extproc.rollout.state import GROUP, Event, Rollout, decode_event, encode
 from extproc.state.document_store import Document, Documents, NotTakenError
 from extproc.state.endpoint import EndpointState
@@ -127,8 +128,7 @@ class RolloutCalls:
         Raises UnknownModelError, UnknownRolloutError, RolloutError, StoreError.
         """
         meant: list[tuple[str, str]] = []
-        name, _ = model_of(self._config(), model)
-        judged = (await judgements(self._store)).get(name)
+        judged = await self._judged(model)
 
         def further(last: Rollout, now: float) -> tuple[Rollout, Event]:
             meant.append((last.epoch, last.phase))
@@ -138,18 +138,27 @@ class RolloutCalls:
             if meant[-1] != meant[0]:
                 raise RolloutError(f"the rollout of model `{last.model}` went on meanwhile: look at its status")
             # What the baseline did so far is all that the last step can be compared with.
-            judgement = judged.judgement if judged else None
-            return advance.promote(last, now, by, _plain(ask.text), full=ask.full, judgement=judgement)
+            return advance.promote(last, now, by, _plain(ask.text), full=ask.full, judgement=judged)
 
         return await self._changed(model, ask, further)
+
+    async def _judged(self, model: str) -> Judgement | None:
+        """How a keeper judges the present step; None when nobody told. Raises UnknownModelError, StoreError."""
+        name, _ = model_of(self._config(), model)
+        return status.judgement if (status := (await judgements(self._store)).get(name)) else None
 
     async def pause(self, model: str, ask: Change, by: str) -> Changed:
         """Stop where it is. Raises as `promote`."""
         return await self._changed(model, ask, lambda last, now: advance.pause(last, now, by, _plain(ask.text)))
 
     async def resume(self, model: str, ask: Change, by: str) -> Changed:
-        """Go on after a pause. Raises as `promote`."""
-        return await self._changed(model, ask, lambda last, now: advance.resume(last, now, by, _plain(ask.text)))
+        """Go on after a pause, past the gates that failed by now. Raises as `promote`."""
+        judged = await self._judged(model)
+
+        def further(last: Rollout, now: float) -> tuple[Rollout, Event]:
+            return advance.resume(last, now, by, _plain(ask.text), judgement=judged)
+
+        return await self._changed(model, ask, further)
 
     async def abort(self, model: str, ask: Change, by: str) -> Changed:
         """Take everything from the canary. Raises as `promote`."""

@@ -148,15 +148,21 @@ def pause(rollout: Rollout, now: float, by: str, text: str = "") -> tuple[Rollou
     return paused, _event(paused, "paused", now, by, text=text)
 
 
-def resume(rollout: Rollout, now: float, by: str, text: str = "") -> tuple[Rollout, Event]:
+def resume(
+    rollout: Rollout, now: float, by: str, text: str = "", *, judgement: Judgement | None = None
+) -> tuple[Rollout, Event]:
     """Go on after a pause, in spite of the gates and the verdict that it was paused for.
+
+    Gates of the judgement, where there is one, that failed since then are passed over too: who resumes has seen them.
 
     Raises:
         RolloutError: it is not paused.
     """
     _expect(rollout, "resumed", "paused")
     verdict = "" if rollout.verdict == "fail" else rollout.verdict
-    resumed = replace(rollout, phase="running", since=now, gate="", reason=text, verdict=verdict)
+    failed = judgement.failed if judgement is not None and judgement.epoch == rollout.epoch else ()
+    seen = (*rollout.passed_over, *(each.name for each in failed if each.name not in rollout.passed_over))
+    resumed = replace(rollout, phase="running", since=now, gate="", reason=text, verdict=verdict, passed_over=seen)
     return resumed, _event(resumed, "resumed", now, by, text=text)
 
 

@@ -156,6 +156,17 @@ def test_a_failed_gate_may_only_pause() -> None:
     assert further(resumed, 5500.0, "errors", "broken")[0].step == 1
 
 
+def test_who_resumes_has_seen_what_failed_during_the_pause() -> None:
+    """All gates that have failed by then are passed over; a judgement of another step says nothing."""
+    paused, _ = further(started(plan(on_failure="pause")), 100.0, "errors")
+    shown = judged(paused, "errors", "broken", "ttft_p50")
+    resumed, _ = rules.resume(paused, 5000.0, "me", judgement=shown)
+    assert advance(resumed, shown, 5001.0) is None
+    assert further(resumed, 5001.0, "length_longer")[0].gate == "length_longer"
+    unseen, _ = rules.resume(paused, 5000.0, "me", judgement=msgspec.structs.replace(shown, epoch="another"))
+    assert further(unseen, 5001.0, "broken")[0].gate == "broken"
+
+
 def test_a_failed_gate_may_only_be_reported() -> None:
     """Once a gate and step; the step goes on, and the next one reports anew."""
     rollout = started(plan(on_failure="report"))
