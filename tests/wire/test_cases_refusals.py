@@ -40,6 +40,7 @@ REFUSALS = [
         "rate_limit_exceeded",
     ),
     Refusal(errors.DuplicateRequestError("runs"), 409, "duplicate_request", "conflict_error", "duplicate_request"),
+    Refusal(errors.UnknownVersionError("no version"), 400, "unknown_version", "invalid_request_error", 400),
     Refusal(errors.UnknownModelError("no model"), 404, "unknown_model", "not_found_error", 404),
     Refusal(errors.BodyTooLargeError("too large"), 413, "body_too_large", "invalid_request_error", 413),
     Refusal(errors.UnfitRequestError("no salt"), 400, "engine_cannot", "invalid_request_error", 400),
@@ -52,14 +53,19 @@ ELSEWHERE = {
     "ClientLeftError",  # nobody is there to read it
     "ConfigError",
     "EngineError",
+    "ForbiddenError",  # the operator API's, as the five others below: tests/unit/admin
     "RelayError",  # the relay's own answers: tests/unit/top/test_relaying.py
+    "RolloutError",
     "StackError",
     "StallLimitError",  # ends a stream that has begun
     "StoreError",
+    "TokenUnusableError",
     "TraceError",
     "UnauthorizedError",  # Envoy's, asked by its filter: test_gateway_auth.py
+    "UnknownCanaryError",
     "UnknownDecisionError",  # the admin page's
     "UnknownPathError",  # Envoy's: test_gateway_headers.py
+    "UnknownRolloutError",
     "WorkerError",
 }
 

@@ -9,6 +9,7 @@ from extproc.config import Gateway
 from extproc.envoy.contract import DESTINATION, POOL, REASON, SERVED, SUBSET
 from extproc.errors import OverloadedError
 from extproc.request.shapes import TENANT_HEADER
+from tests.waiting import until_async
 from tests.wire.gateway import CHAT, Running, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -91,6 +92,8 @@ async def test_a_closed_list_of_paths_closes_the_engines_pages_too() -> None:
 
 async def test_the_models_are_listed_by_the_sidecar(gateway: Running) -> None:
     """In OpenAI's form, without an engine; only reading the list is answered there."""
+    # On a busy machine Envoy may have given the worker up for a moment, and passes requests on then.
+    await until_async(gateway.reaches_sidecar)
     listed = await gateway.ask("GET", "/v1/models?x=1")
     assert listed.json == {
         "object": "list",

@@ -21,6 +21,7 @@ from extproc.router import Router
 from extproc.surroundings import Admitted
 from extproc.telemetry.families import Families
 from extproc.telemetry.quota_metrics import QuotaMetrics
+from extproc.versions import life_s
 from tests.unit.router.versions import (
     Conversation,
     Worker,
@@ -122,16 +123,17 @@ async def test_where_pins_do_not_count_they_choose_no_endpoint(policy: str) -> N
     assert {(outcome.session, outcome.pinned) for outcome in one.notes.outcomes} == {(False, False)}
 
 
-async def test_a_conversation_whose_pin_has_ended_may_move() -> None:
-    """After `routing.session.ttl_s` it does not run any more."""
+async def test_a_session_that_has_ended_may_move() -> None:
+    """Nobody remembers it any more, and nothing of it but its id can be told."""
     store, clock = memory()
     one = Worker("r1", settings(), store, clock)
-    talk = Conversation("c", named=True, draw=Random(1))
-    await talk.turn(one)
+    call = Call("POST", "/v1/completions", {"x-session-id": "s"}, b'{"model":"m","prompt":"hi"}')
+    first = await one.answered(call)
     one.follow(rollout(1.0, 0.0))
-    clock.advance(one.around.config.routing.session.ttl_s + 1)
-    await talk.turn(one)
-    assert talk.versions == ["old", "new"]
+    kept = await one.answered(call)
+    clock.advance(life_s(one.around.config) + 1)
+    later = await one.answered(call)
+    assert [each.metadata["version"] for each in (first, kept, later)] == ["old", "old", "new"]
 
 
 async def test_a_response_is_stored_in_the_pool_that_the_conversation_keeps() -> None:
@@ -161,7 +163,7 @@ class Counting(Unsteady):
 
 
 async def test_the_store_is_asked_only_for_conversations_that_may_run_elsewhere() -> None:
-    """Not for requests without a conversation, nor where earlier weights give the same version."""
+    """Not for requests without a conversation, nor where earlier weights give the same version or this worker knows."""
     store = Counting()
     one = Worker("r1", settings(), store, store.clock)
     completion = Call("POST", "/v1/completions", {"x-request-id": "1"}, b'{"model":"m","prompt":"hi"}')
@@ -170,13 +172,14 @@ async def test_the_store_is_asked_only_for_conversations_that_may_run_elsewhere(
     await decide(one.router, x_session_id="s")
     one.follow(rollout(1.0, 0.0))
     await one.router.decide(completion)
-    assert store.looks == 0
     await decide(one.router, x_session_id="s")
+    assert store.looks == 0
+    await decide(one.router, x_session_id="another")
     assert store.looks == 1
 
 
-async def test_without_the_store_a_conversation_that_nobody_knows_goes_where_the_oldest_weights_put_it() -> None:
-    """All workers come to the same version; one that has pinned the conversation itself knows better."""
+async def test_without_the_store_a_conversation_that_nobody_knows_goes_by_the_weights_of_now() -> None:
+    """All workers come to the same version: those that began earlier, and would move, were told to all."""
     shared = Unsteady()
     workers = [Worker(f"r{n}", settings(), resilient(shared, memory()[0]), shared.clock) for n in range(2)]
     knows, other = workers
@@ -190,7 +193,7 @@ async def test_without_the_store_a_conversation_that_nobody_knows_goes_where_the
     strange = Conversation("d", named=True, draw=Random(2))
     for at in range(4):
         await strange.turn(workers[at % 2])
-    assert strange.versions == ["old"] * 4
+    assert strange.versions == ["new"] * 4
     assert other.around.fleet.splits["m"].weights["new"] == 1.0
 
 

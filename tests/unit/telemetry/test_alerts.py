@@ -119,10 +119,10 @@ DECLARED: Final = declared()
 
 
 class Selected(typing.NamedTuple):
-    """A metric in an expression."""
+    """A metric in an expression, and its matchers: label, operator, value."""
 
     name: str
-    matchers: list[tuple[str, str]]
+    matchers: list[tuple[str, str, str]]
 
 
 _SELECTOR: Final = re.compile(r"(?<![\w$.\"])((?:warmpath|envoy)_\w+|up)\b(?:\{([^}]*)\})?(?!\s*\()")
@@ -133,7 +133,7 @@ def selected(expression: str) -> list[Selected]:
     """Metrics of an expression, with their matchers."""
     bare = _GROUPING.sub(" ", expression)
     return [
-        Selected(name, re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers))
+        Selected(name, re.findall(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"', matchers))
         for name, matchers in _SELECTOR.findall(bare)
     ]
 
@@ -184,7 +184,7 @@ def test_every_metric_and_label_of_an_alert_exists(alert: Alert) -> None:
     assert found
     for metric, matchers in found:
         assert metric in DECLARED or metric == "up" or metric.startswith("envoy_"), metric
-        for label, value in matchers:
+        for label, _, value in matchers:
             assert label in labels_of(metric), (metric, label)
             known = ENVOYS if metric.startswith("envoy_") and (metric, label) not in VALUES else set()
             if label not in known:
