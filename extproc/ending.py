@@ -8,12 +8,13 @@ and a call that fails loses nothing: a request is named again and again as long 
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import grpc
 
 from extproc import addresses, inner
+from extproc.background import Background
 from extproc.clock import Clock
 from extproc.config import Sidecar
 from extproc.envoy.endable import Endable
@@ -126,18 +127,18 @@ class Ending:
         self._ask = ask
         self._peers: dict[str, _Peer] = {}
         self._resolved_at = -_RESOLVED_S
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
 
     def end(self, charge_id: str, stage: Stage) -> None:
         """See that a request ends; returns at once. Must be called in a loop."""
         owner = charge_id.rpartition("-")[0]
         if owner == self._replica:
-            self._keep(self._end_here({charge_id: stage}))
+            self._background.keep(self._end_here({charge_id: stage}))
             return
         if known := next((peer for peer in self._peers.values() if peer.owner == owner), None):
             known.tell(charge_id, stage)
         else:
-            self._keep(self._tell_all(charge_id, stage))
+            self._background.keep(self._tell_all(charge_id, stage))
 
     async def asked(self, told: Mapping[str, str]) -> str:
         """Another worker names requests, by charge and stage: end those that are ours. Returns our id."""
@@ -146,13 +147,11 @@ class Ending:
 
     async def idle(self) -> None:
         """Return once nothing is under way here; calls to others may be."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.idle()
 
     async def close(self) -> None:
         """Let go of all connections."""
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._background.cancel()
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         self._peers.clear()
 
@@ -177,8 +176,3 @@ class Ending:
                 self._peers[address] = _Peer(address, self._ask, self._metrics)
         for gone in self._peers.keys() - set(found):
             await self._peers.pop(gone).close()
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

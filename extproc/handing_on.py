@@ -12,6 +12,7 @@ from typing import Final
 import grpc
 
 from extproc import inner
+from extproc.background import Background
 from extproc.clock import Clock
 from extproc.envoy.contract import Copy
 from extproc.envoy.copies import Copies
@@ -48,7 +49,7 @@ class HandingOn:
         self._owners: dict[str, str] = {}
         self._looked_at = -_LOOK_S
         self._looking = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         copies.hand_on = self.hand_on
 
     def __len__(self) -> int:
@@ -58,11 +59,9 @@ class HandingOn:
     def hand_on(self, charge_id: str, copy: Copy | None) -> None:
         """See `copies.HandOn`. Must be called in a loop."""
         owner = charge_id.rpartition("-")[0]
-        if not owner or owner == self._replica or len(self._tasks) >= _MOST_TASKS:
+        if not owner or owner == self._replica or len(self._background) >= _MOST_TASKS:
             return
-        task = asyncio.get_running_loop().create_task(self._send(owner, charge_id, copy))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.keep(self._send(owner, charge_id, copy))
 
     async def taken(self, charge_id: str, copy: Copy | None) -> None:
         """Another worker hands a copy to this one."""
@@ -70,14 +69,12 @@ class HandingOn:
 
     async def idle(self) -> None:
         """Return once nothing is being handed on."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.idle()
 
     async def close(self) -> None:
         """Let go of all connections."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._background.cancel()
+        await self._background.idle()
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self._channels.clear()
 

@@ -22,12 +22,12 @@ _TOLD = 1024
 _COUNTED = frozenset({RouteKind.CHAT.value, RouteKind.COMPLETION.value})
 """APIs whose streams report usage only when asked, so that output tokens may have to be counted otherwise."""
 _WITHOUT_TOKENS = frozenset({RouteKind.OTHER.value})
-_UNBEGUN = frozenset({"headers", "first_token"})
+UNBEGUN = frozenset({"headers", "first_token"})
 """Time limits that end a request whose first token has not come."""
 _STANDSTILLS = frozenset({"first_token", "stall"})
 """Time limits that speak against the endpoint that the request was ended at. What tries without headers say comes from
 Envoy's own log of them, and a long answer is nobody's fault."""
-_UNREAD_BYTES = 32 * 1024
+UNREAD_BYTES = 32 * 1024
 """From so many bytes of an answer on, a client that does not read looks like an engine that stands still: Envoy stops
 reading from the engine once 64 KiB wait for a client (`render_listener.READ_BUFFER`), part of which is framing."""
 
@@ -161,7 +161,7 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
     gone, cut = bool(GONE.intersection(served.flags)), bool(CUT.intersection(served.flags))
     # An engine refuses a prompt (400, 404, 429) before it prefills anything. One that gave no token in time may have
     # done nothing.
-    prefilled = (served.status in _PREFILLED or gone) and served.stage not in _UNBEGUN
+    prefilled = (served.status in _PREFILLED or gone) and served.stage not in UNBEGUN
     answered_by = endpoint if prefilled else ""
     teaches = served.status == _OK and by_the_pick(served, endpoint)
     backlog = max(0.0, number(served.metadata, "backlog_tokens"))
@@ -180,7 +180,7 @@ def answered(served: Served, endpoint: str, ttft_s: float, counted: float = -1.0
 
 def _may_be_unread(served: Served) -> bool:
     """Whether the client may have stopped reading, which no endpoint is to blame for: clients could open breakers."""
-    return served.stage == "stall" and served.response_bytes >= _UNREAD_BYTES
+    return served.stage == "stall" and served.response_bytes >= UNREAD_BYTES
 
 
 def usage_source(served: Served, counted: float) -> UsageSource | None:

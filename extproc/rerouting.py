@@ -5,13 +5,13 @@ follows in `PoolKnowledge`. Whichever worker hears of it first, the one that dec
 pin, whose key leaves the process only for the store.
 """
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
+from extproc.background import Background
 from extproc.choose.chooser import Priced
 from extproc.errors import StoreError
 from extproc.state.store import Store
@@ -69,7 +69,7 @@ class Rerouting:
         self._store = store
         self._replica = replica
         self._routes: OrderedDict[str, Route] = OrderedDict()
-        self._moving: set[asyncio.Task[None]] = set()
+        self._moving = Background()
 
     def decided(self, charge_id: str, route: Route) -> None:
         """Remember a decision."""
@@ -81,7 +81,7 @@ class Rerouting:
         """An endpoint has this request: see that it is charged there. Returns at once; must be called in a loop."""
         moved = self._take(charge_id, endpoint)
         if moved is not None and len(self._moving) < _MOST_TASKS:
-            self._keep(self._move(charge_id, moved))
+            self._moving.keep(self._move(charge_id, moved))
 
     async def served(self, charge_id: str, endpoint: str) -> None:
         """The same, done when it returns. Never raises."""
@@ -91,8 +91,7 @@ class Rerouting:
 
     async def idle(self) -> None:
         """Return once nothing is being moved."""
-        while self._moving:
-            await asyncio.gather(*self._moving, return_exceptions=True)
+        await self._moving.idle()
 
     def _take(self, charge_id: str, endpoint: str) -> Route | None:
         """The decision's new route; None when nothing changed, or it is not one of the last of this worker."""
@@ -113,8 +112,3 @@ class Rerouting:
         except StoreError:
             # The charge ends with its request all the same; the session's next turn pays for one prefill.
             return
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._moving.add(task)
-        task.add_done_callback(self._moving.discard)

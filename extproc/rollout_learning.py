@@ -20,7 +20,7 @@ from typing import Final
 
 from extproc.config import Config, Model
 from extproc.envoy.contract import BRIEF, CONTINUED, EPOCH, MODEL, UNIT, VERSION, Served
-from extproc.learner import engine_ttft_s, number, output_tokens, tells_ttft
+from extproc.learner import UNBEGUN, UNREAD_BYTES, engine_ttft_s, number, output_tokens, tells_ttft
 from extproc.request.model import RouteKind
 from extproc.rollout.evidence import Sample
 from extproc.telemetry.metrics import CUT, GONE
@@ -30,13 +30,10 @@ _OK: Final = 200
 _OF_ENGINES: Final = frozenset({401, 403, 404, 429})
 """What clients of a healthy version hardly ever get of an engine: its key, its model's name and its room are not theirs
 to choose. Keys, names of models and limits are looked at before an engine is chosen."""
-_UNBEGUN: Final = frozenset({"headers", "first_token"})
 _GENERATES: Final = frozenset({RouteKind.CHAT, RouteKind.COMPLETION, RouteKind.RESPONSES, RouteKind.MESSAGES})
 """APIs whose answers have output tokens."""
 _USAGE_UNASKED: Final = frozenset({RouteKind.RESPONSES, RouteKind.MESSAGES})
 """APIs whose streams report usage whether the client asks for it or not."""
-_UNREAD_BYTES: Final = 32 * 1024
-"""From so many bytes on, a stream that stands still may have a client that does not read; see `learner`."""
 
 
 def model_of(config: Config, served: Served) -> tuple[str, Model] | None:
@@ -89,10 +86,10 @@ def outcome_of(served: Served, *, due: bool) -> VersionOutcome:
 
 def _of_stage(served: Served) -> VersionOutcome:
     """The same of a request that a time limit ended."""
-    begun = served.status == _OK and served.stage not in _UNBEGUN
+    begun = served.status == _OK and served.stage not in UNBEGUN
     if not begun:
         return "failed"
-    if served.stage == "request" or served.response_bytes >= _UNREAD_BYTES:
+    if served.stage == "request" or served.response_bytes >= UNREAD_BYTES:
         return "neutral"
     return "broken"
 

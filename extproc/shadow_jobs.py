@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from extproc.background import Background
 from extproc.clock import Clock
 from extproc.config import Config, Shadow
 from extproc.envoy.contract import VERSION, Call, Copy, Decision
@@ -120,7 +121,7 @@ class Jobs:
         self._metrics = metrics
         self._clock = clock
         self._models: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._unembedded: set[str] = set()
         self._patterns: tuple[Config, dict[str, tuple[re.Pattern[str], ...]]] | None = None
 
@@ -131,20 +132,16 @@ class Jobs:
     def begin(self, job: Job) -> None:
         """Carry a comparison out in the background; returns at once. Must be called in a loop."""
         self._count(job, 1)
-        task = asyncio.get_running_loop().create_task(self._carried_out(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.keep(self._carried_out(job))
 
     async def idle(self) -> None:
         """Return once nothing is under way."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.idle()
 
     async def close(self) -> None:
         """Give up whatever is under way, and let go of connections."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._background.cancel()
+        await self._background.idle()
         await self._sender.close()
         await asyncio.to_thread(self._scorer.close)
 

@@ -13,6 +13,8 @@ from typing import Final
 import atheris
 import msgspec
 
+from tests.edits import edited
+
 with atheris.instrument_imports(include=["extproc.shadow", "extproc.relay.events"]):
     from extproc.request.model import RouteKind
     from extproc.shadow.answer import COMPARABLE, Answer, Collector
@@ -36,7 +38,6 @@ _TRICKS: Final = (
     b"\n\n",
     b"true",
 )
-_EDITS: Final = 8
 _LONGEST: Final = 8192
 _SETTINGS: Final = Settings(b"key", compiled((), "refusals"))
 
@@ -47,7 +48,11 @@ def one_input(data: bytes) -> None:
     kind = _KINDS[provider.ConsumeIntInRange(0, len(_KINDS) - 1)]
     headers = {"content-type": ("text/event-stream", "application/json", "")[provider.ConsumeIntInRange(0, 2)]}
     packed = provider.ConsumeIntInRange(0, 3)
-    body = _edited(provider, _GOOD[kind]) if provider.ConsumeBool() else provider.ConsumeBytes(_LONGEST)
+    if provider.ConsumeBool():
+        recorded = _GOOD[kind]
+        body = edited(provider, recorded[provider.ConsumeIntInRange(0, len(recorded) - 1)], _TRICKS)
+    else:
+        body = provider.ConsumeBytes(_LONGEST)
     if packed == 0:
         headers["content-encoding"] = "gzip"
         body = gzip.compress(body, 1, mtime=0)[: provider.ConsumeIntInRange(0, 2 * _LONGEST)]
@@ -73,19 +78,6 @@ def _read(kind: RouteKind, headers: dict[str, str], body: bytes, cuts: list[int]
 
 def _without_times(answer: Answer) -> Answer:
     return msgspec.structs.replace(answer, ttft_s=None, last_s=None, duration_s=0.0)
-
-
-def _edited(provider: "atheris.FuzzedDataProvider", goods: list[bytes]) -> bytes:
-    """A recorded answer with some places overwritten, cut out or filled in."""
-    body = bytearray(goods[provider.ConsumeIntInRange(0, len(goods) - 1)])
-    for _ in range(provider.ConsumeIntInRange(0, _EDITS)):
-        start = provider.ConsumeIntInRange(0, len(body))
-        end = start + provider.ConsumeIntInRange(0, 8)
-        if provider.ConsumeBool():
-            body[start:end] = _TRICKS[provider.ConsumeIntInRange(0, len(_TRICKS) - 1)]
-        else:
-            body[start:end] = provider.ConsumeBytes(provider.ConsumeIntInRange(0, 8))
-    return bytes(body)
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import atheris
 
+from tests.edits import edited
+
 with atheris.instrument_imports(include=["extproc.request", "extproc.engines.fit", "extproc.tokens.asked"]):
     from extproc.config import EngineKind
     from extproc.engines import fit
@@ -73,7 +75,6 @@ _TRICKS: Final = (
 )
 _HEADERS: Final = ("x-session-id", "session_id", "x-warmpath-priority", "x-warmpath-tenant", "x-claude-code-session-id")
 _KINDS: Final[tuple[EngineKind, ...]] = ("vllm", "sglang", "tensorrt_llm")
-_EDITS: Final = 8
 _LONGEST: Final = 8192
 _BLOCK_BYTES: Final = 64
 
@@ -84,7 +85,10 @@ def one_input(data: bytes) -> None:
     path, good = _GOOD[provider.ConsumeIntInRange(0, len(_GOOD) - 1)]
     headers = {name: provider.ConsumeUnicode(24) for name in _HEADERS[: provider.ConsumeIntInRange(0, len(_HEADERS))]}
     kind = _KINDS[provider.ConsumeIntInRange(0, 2)]
-    body = _edited(provider, good) if provider.ConsumeBool() else provider.ConsumeBytes(_LONGEST)
+    if provider.ConsumeBool():
+        body = edited(provider, json.dumps(good).encode(), _TRICKS)
+    else:
+        body = provider.ConsumeBytes(_LONGEST)
     request = parse(path, headers, body)
     peek(path, headers, body)
     chain(request.segments, request.salt, _BLOCK_BYTES)
@@ -103,19 +107,6 @@ def _is_object(body: bytes) -> bool:
         return isinstance(json.loads(body), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _edited(provider: "atheris.FuzzedDataProvider", good: object) -> bytes:
-    """A good body with some places overwritten, cut out or filled in."""
-    body = bytearray(json.dumps(good).encode())
-    for _ in range(provider.ConsumeIntInRange(0, _EDITS)):
-        start = provider.ConsumeIntInRange(0, len(body))
-        end = start + provider.ConsumeIntInRange(0, 8)
-        if provider.ConsumeBool():
-            body[start:end] = _TRICKS[provider.ConsumeIntInRange(0, len(_TRICKS) - 1)]
-        else:
-            body[start:end] = provider.ConsumeBytes(provider.ConsumeIntInRange(0, 8))
-    return bytes(body)
 
 
 def main() -> None:
